@@ -1,0 +1,64 @@
+"""What a backend is: a class with a name that says whether it can run here, prepares a model, and runs samples.
+
+The built-in backends use this interface and nothing more. Each instance lives in a worker process of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fuzzer.backends.spec import BackendSpec
+from fuzzer.errors import SpecError
+from fuzzer.models import Model
+
+#: A sample: one tensor for each input that the seed names.
+Sample = Mapping[str, Tensor]
+
+
+class Backend(ABC):
+    """One way to run a model. Subclasses name their runtime, their devices and their options."""
+
+    runtime: ClassVar[str]
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    #: option → the values it takes; an empty tuple means any whole number
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __init__(self, spec: BackendSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    def check(cls, spec: BackendSpec) -> None:
+        """Raises SpecError where `spec` asks for a device or an option that this runtime does not have."""
+        if spec.device not in cls.devices:
+            raise SpecError(f"{spec}: {cls.runtime} runs on {', '.join(cls.devices)}, not on {spec.device}")
+        for option, value in spec.options.items():
+            if option not in cls.options:
+                known = ", ".join(cls.options) or "none"
+                raise SpecError(f"{spec}: {cls.runtime} has no option {option!r} (it has: {known})")
+            allowed = cls.options[option]
+            if (allowed and value not in allowed) or (not allowed and not value.isdecimal()):
+                raise SpecError(f"{spec}: {option} takes {' or '.join(allowed) or 'a whole number'}, not {value!r}")
+
+    @classmethod
+    @abstractmethod
+    def unavailable(cls, spec: BackendSpec) -> str | None:
+        """Why this backend cannot run on this machine, or None where it can. Quick; compiles nothing."""
+
+    @abstractmethod
+    def prepare(self, model: Model, example: Sample) -> None:
+        """Compile, export or load `model`, with `example` as the example input where one is needed.
+
+        Raises fuzzer.errors.Unsupported where the backend refuses the model.
+        """
+
+    @abstractmethod
+    def run(self, sample: Sample) -> Any:
+        """The model's output on `sample`: the same nested value that the module itself returns. May raise."""
+
+    def evidence(self) -> dict[str, Any]:
+        """What is known of what really ran: graphs, breaks, recompiles, exporter, node placement. JSON values only."""
+        return {}
