@@ -1,6 +1,7 @@
 """Tensors as bytes: safetensors for the wire and for files, and a hash of their content.
 
-Nothing read back is executed. What safetensors does not hold (complex, sparse) is written as dense real tensors under the
+Nothing read back is executed. What safetensors does not hold (complex, sparse) is written as dense real tensors
+under the
 same name with a mark, and comes back as it was.
 """
 

@@ -24,7 +24,8 @@ Leaves = dict[str, Leaf]
 def flatten(value: Any) -> Leaves:
     """Leaves of `value` by path.
 
-    Lists, tuples (named ones and torch's return types too), mappings, and dataclasses are walked; an empty container has
+    Lists, tuples (named ones and torch's return types too), mappings, and dataclasses are walked; an empty
+    container has
     no leaves. Anything that is neither is kept as the text of its type, so that it is at least compared as such.
     """
     return {path or ROOT: leaf for path, leaf in _walk(value, "")}

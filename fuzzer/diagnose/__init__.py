@@ -1,0 +1,7 @@
+"""Diagnosis: from a failed verdict to a label of the taxonomy, with the evidence for it."""
+
+from fuzzer.diagnose.label import TAXONOMY, Diagnosis, Label, suspected
+from fuzzer.diagnose.primary import GRAVITY, primary
+from fuzzer.diagnose.provisional import provisional
+
+__all__ = ["GRAVITY", "TAXONOMY", "Diagnosis", "Label", "primary", "provisional", "suspected"]

@@ -6,23 +6,90 @@ the default that stands here. `load_seed` (in `fuzzer.seeds.load`) turns a file 
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    model_validator,
+)
 
 #: The dtypes an input may have; the names are torch's.
 DTypeName = Literal[
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"
 ]
 InputKind = Literal["image", "boxes", "scores", "tokens", "mask", "floats", "integers"]
+WeightsKind = Literal["default", "random", "calibrated", "file"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+_FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
+_INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+#: The dtypes in which each kind of input makes sense (whole numbers up to the default ranges are exact in all of them).
+DTYPES_OF_KIND: dict[str, frozenset[str]] = {
+    "image": _FLOATS | _INTEGERS,
+    "boxes": _FLOATS,
+    "scores": _FLOATS,
+    "tokens": _INTEGERS | {"float32", "float64"},
+    "integers": _INTEGERS | {"float32", "float64"},
+    "mask": _FLOATS | _INTEGERS | {"bool"},
+    "floats": _FLOATS | {"complex64"},
+}
+
+
+def _size(value: Any) -> int | str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"a dimension cannot be negative, got {value}")
+        return value
+    raise ValueError(f"expected a whole number or the name of a dimension, got {value!r}")
+
+
+def _pair(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"expected two numbers, such as [0, 1], got {value!r}")
+    return tuple(value)
+
+
+def _output_path(value: str) -> str:
+    if not value.startswith(("[", ".", "$")):
+        raise ValueError(f"expected the path of an output, such as [0].boxes, .logits or $, got {value!r}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """`value` as what JSON and YAML both keep: tuples become lists; what they cannot keep is refused."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise ValueError(f"expected plain values with text keys and finite numbers, got {value!r}")
+
+
+Size = Annotated[int | str, PlainValidator(_size)]
+Pair = Annotated[tuple[float, float], BeforeValidator(_pair)]
+OutputPath = Annotated[str, AfterValidator(_output_path)]
+Plain = Annotated[Any, BeforeValidator(_plain)]
 
 
 class Strict(BaseModel):
     """Refuses what it does not know, and does not turn `"3"` into 3."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Weights(Strict):
@@ -31,11 +98,19 @@ class Weights(Strict):
     default: what the source's own loader gives (torchvision's pretrained download, a builder's own initialisation).
     random: the constructor's random initialisation, seeded. calibrated: random, made non-degenerate (`fuzzer.models`).
     file: a safetensors file, or a checkpoint read with `weights_only=True`.
+    A lone word is the kind; any other lone text is the file.
     """
 
-    kind: Literal["default", "random", "calibrated", "file"] = "default"
+    kind: WeightsKind = "default"
     file: str | None = None
     seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return {"kind": value} if value in ("default", "random", "calibrated") else {"kind": "file", "file": value}
 
     @model_validator(mode="after")
     def _file_goes_with_its_kind(self) -> Weights:
@@ -56,7 +131,7 @@ class ModelSpec(Strict):
     name: str | None = None
     path: str | None = None
     builder: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
-    args: dict[str, Any] = {}
+    args: dict[str, Plain] = {}
     weights: Weights = Weights()
 
     @model_validator(mode="after")
@@ -71,14 +146,15 @@ class InputSpec(Strict):
     """One input tensor: kind, shape with named dynamic dimensions, dtype, value range, or the files it is read from.
 
     `range` is inclusive below; for integers and tokens exclusive above. `extent` (boxes) is [width, height].
+    `mean` and `std` (images) are one number a channel, applied after `range`. `key` names the array in a file.
     `exact`: the values mean something exactly (token ids, masks, counts) and rounding noise must not move them.
     """
 
     kind: InputKind
-    shape: list[int | Name]
+    shape: list[Size]
     dtype: DTypeName | None = None
-    range: tuple[float, float] | None = None
-    extent: tuple[float, float] | None = None
+    range: Pair | None = None
+    extent: Pair | None = None
     files: list[str] = []
     key: str | None = None
     mean: list[float] | None = None
@@ -90,6 +166,44 @@ class InputSpec(Strict):
         """The dtype given, or the kind's own: int64 for tokens and integers, bool for masks, else float32."""
         default = {"tokens": "int64", "integers": "int64", "mask": "bool"}
         return self.dtype or default.get(self.kind, "float32")
+
+    @model_validator(mode="after")
+    def _fields_go_with_the_kind(self) -> InputSpec:
+        problems = list(self._misfits())
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _misfits(self) -> Iterator[str]:
+        allowed = DTYPES_OF_KIND[self.kind]
+        if self.dtype_name not in allowed:
+            yield f"`kind: {self.kind}` has no dtype {self.dtype_name} (it has: {', '.join(sorted(allowed))})"
+        if self.range is not None and not self.range[0] < self.range[1]:
+            yield f"`range` needs its lower end first, got {list(self.range)}"
+        if self.range is not None and self.kind == "mask":
+            yield "a mask takes no `range`"
+        if self.extent is not None and self.kind != "boxes":
+            yield "`extent` goes with boxes only"
+        if self.extent is not None and min(self.extent) <= 0:
+            yield f"`extent` needs positive numbers, got {list(self.extent)}"
+        if self.kind == "boxes" and (not self.shape or self.shape[-1] != 4):
+            yield f"boxes end in a dimension of 4, got {self.shape}"
+        if self.kind == "image" and len(self.shape) < 2:
+            yield f"an image has at least two dimensions, got {self.shape}"
+        if self.key is not None and not self.files:
+            yield "`key` goes with `files`"
+        if self.mean is not None or self.std is not None:
+            yield from self._channel_misfits()
+
+    def _channel_misfits(self) -> Iterator[str]:
+        if self.kind != "image" or self.dtype_name not in _FLOATS:
+            yield "`mean` and `std` go with images of a floating dtype only"
+        channels = self.shape[-3] if len(self.shape) >= 3 else 1
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and isinstance(channels, int) and len(values) not in (1, channels):
+                yield f"`{name}` needs 1 or {channels} numbers, got {len(values)}"
+        if self.std is not None and not all(value > 0 for value in self.std):
+            yield f"`std` needs positive numbers, got {self.std}"
 
 
 class Dim(Strict):
@@ -121,7 +235,12 @@ class Task(Strict):
     """What the outputs mean. `outputs` names leaves by path where a task needs to find them."""
 
     kind: Literal["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
-    outputs: dict[str, str] = {}
+    outputs: dict[str, OutputPath] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
 
 class Allow(Strict):
@@ -148,6 +267,11 @@ class Mutators(Strict):
     only: list[str] = []
     skip: list[str] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"only": value} if isinstance(value, list) else value
+
 
 class Seed(Strict):
     """A whole seed. `base` is the folder from which its relative paths start."""
@@ -157,7 +281,7 @@ class Seed(Strict):
     model: ModelSpec
     inputs: dict[Name, InputSpec]
     dims: dict[Name, Dim] = {}
-    call: Any = None
+    call: Plain = None
     task: Task = Task(kind="tensors")
     backends: list[str] = ["aot_eager:cpu", "inductor:cpu", "onnxruntime:cpu"]
     reference: str = "eager:cpu"
@@ -196,21 +320,31 @@ class Seed(Strict):
 
     @model_validator(mode="after")
     def _names_hold_together(self) -> Seed:
-        problems = []
-        for name, spec in self.inputs.items():
-            for size in spec.shape:
-                if isinstance(size, str) and size not in self.dims:
-                    problems.append(f"input {name}: dimension {size!r} is not under `dims`")
-                if isinstance(size, int) and size < 0:
-                    problems.append(f"input {name}: dimension {size} is negative")
-        used = set(_names(self.arguments))
-        problems += [f"call: {name!r} is no input" for name in sorted(used - set(self.inputs))]
-        problems += [f"call: input {name!r} is never used" for name in sorted(set(self.inputs) - used)]
-        if not self.inputs:
-            problems.append("inputs: a seed needs at least one")
+        shapes = {name: spec.shape for name, spec in self.inputs.items()}
+        problems = name_problems(shapes, self.dims, self.call)
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("; ".join(f"{'.'.join(map(str, path))}: {text}" for path, text in problems))
         return self
+
+
+def name_problems(
+    shapes: Mapping[str, Sequence[int | str]], dims: Collection[str], call: Any
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Where the names of inputs and dimensions do not hold together: pairs of key path and text.
+
+    `shapes` has an entry for every input; an empty shape stands for one that could not be read.
+    """
+    problems: list[tuple[tuple[str | int, ...], str]] = []
+    for name, shape in shapes.items():
+        for i, size in enumerate(shape):
+            if isinstance(size, str) and size not in dims:
+                problems.append((("inputs", name, "shape", i), f"dimension {size!r} is not under `dims`"))
+    used = set(shapes) if call is None else set(_names(call))
+    problems += [(("call",), f"{name!r} is no input") for name in sorted(used - set(shapes))]
+    problems += [(("call",), f"input {name!r} is never used") for name in sorted(set(shapes) - used)]
+    if not shapes:
+        problems.append((("inputs",), "a seed needs at least one"))
+    return problems
 
 
 def _names(template: Any) -> list[str]:

@@ -1,0 +1,101 @@
+"""The oracle: the reference module in float64, and under random rounding. A backend like any other, in its own process.
+
+It is asked by variant. `{"kind": "judge", "draws": K, "amplitude": A, "decide": bool, "rng_seed": n}` answers
+`{"plain": …, "truth": …, "draws": [K outputs]}`: the module as it is, in float64 on the same inputs, and K times
+with inputs,
+parameters and rounded results moved by up to A places.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fuzzer.backends.base import Backend, Sample
+from fuzzer.backends.rounding import Float64, RandomRounding, widen
+from fuzzer.backends.spec import BackendSpec
+from fuzzer.errors import Unsupported
+from fuzzer.models import Model
+from fuzzer.trees import map_tensors
+
+
+class Oracle(Backend):
+    """Needs a torch module: a model that exists only as ONNX has no oracle, and its verdicts say so."""
+
+    runtime: ClassVar[str] = "oracle"
+
+    @classmethod
+    def unavailable(cls, spec: BackendSpec) -> str | None:
+        return None
+
+    def prepare(self, model: Model, example: Sample) -> None:
+        if model.module is None:
+            raise Unsupported("a model that is only an ONNX file has no torch module to run in float64", stage="oracle")
+        self._model = model
+        self._module = model.module
+        self._wide = _widened(model.module)
+
+    def run(self, sample: Sample) -> Any:
+        return self._call(self._module, sample)
+
+    def run_variant(self, sample: Sample, variant: dict[str, Any]) -> Any:
+        """See the module's docstring. A truth that cannot be had (an operator without float64) is the text of the
+        error."""
+        rng_seed = int(variant["rng_seed"])
+        torch.manual_seed(rng_seed)
+        answer: dict[str, Any] = {"plain": self.run(_copies(sample))}
+        if variant.get("truth", True):
+            torch.manual_seed(rng_seed)
+            answer["truth"] = self._truth(sample)
+        exact = {name for name, spec in self._model.seed.inputs.items() if spec.exact}
+        answer["draws"] = []
+        for draw in range(int(variant["draws"])):
+            torch.manual_seed(rng_seed)
+            answer["draws"].append(self._perturbed(sample, exact, variant, draw))
+        return answer
+
+    def _truth(self, sample: Sample) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with Float64():
+                return self._call(self._wide, {name: widen(tensor) for name, tensor in _copies(sample).items()})
+        except Exception as error:  # recorded: the verdict then says that there was no float64 answer, and why
+            return {"no_truth": f"{type(error).__name__}: {error}"[:300]}
+        finally:
+            torch.set_default_dtype(before)
+
+    def _perturbed(self, sample: Sample, exact: set[str], variant: dict[str, Any], draw: int) -> Any:
+        rounding = RandomRounding(1 + draw, int(variant["amplitude"]), move_zeros=bool(variant.get("decide")))
+        inputs = _copies(sample)
+        inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in inputs.items()}
+        kept = {name: value.detach().clone() for name, value in _state(self._module).items()}
+        try:
+            for value in _state(self._module).values():
+                value.data.copy_(rounding.move(value.data))
+            with rounding:
+                return map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
+        finally:
+            for name, value in _state(self._module).items():
+                value.data.copy_(kept[name])
+
+    def _call(self, module: nn.Module, sample: Sample) -> Any:
+        args, kwargs = self._model.call(sample)
+        with torch.no_grad():
+            return module(*args, **kwargs)
+
+
+def _copies(sample: Sample) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in sample.items()}
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _widened(module: nn.Module) -> nn.Module:
+    """A float64 copy, in which plain tensor attributes (anchors, grids) are left to the dispatch mode."""
+    return copy.deepcopy(module).double()

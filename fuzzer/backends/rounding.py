@@ -1,0 +1,197 @@
+"""A model under random rounding, and in float64: how sensitive it is, and what it should have answered.
+
+Two dispatch modes see every ATen operator that a module runs.
+
+`RandomRounding` is Monte Carlo arithmetic (Parker, 1997; as in Verificarlo): each float result that an operator
+had to round
+moves to a neighbouring float at random. Where a result is exact (views, max, gather, relu, casts; a sum or product that
+float64 shows to be exact) nothing moves. The terms of reductions and contractions move too, and are taken in
+another order,
+because moving the result alone does not model the rounding inside. `gelu` and its kin are run by their formulas, so
+that the cancellation inside them is seen.
+
+`Float64` runs every operator in float64 whatever float32 tensors the model makes on the way. An explicit cast to half
+or bfloat16 is part of what the model says: it rounds, and the arithmetic after it is float64 again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING
+
+aten = torch.ops.aten
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+
+
+class RandomRounding(TorchDispatchMode):
+    """Moves what operators round, by up to `amplitude` units in the last place, drawn from `seed`.
+
+    `move_zeros`: exact zeros among the operands of a decision also move, by a few of the smallest subnormals. Used
+    to ask
+    whether a decision hangs on a tie, never for float answers (the sign of 1/0 would follow).
+    """
+
+    def __init__(self, seed: int, amplitude: int = 1, *, move_zeros: bool = False) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+        self._amplitude = amplitude
+        self._move_zeros = move_zeros
+        self._formulas = formulas()
+
+    def move(self, value: Any) -> Any:
+        """`value` with every finite non-zero float element moved at random by up to `amplitude` places."""
+        if not isinstance(value, Tensor) or value.numel() == 0 or value.layout != torch.strided:
+            return value
+        if value.is_complex():
+            return torch.view_as_complex(self.move(torch.view_as_real(value.resolve_conj()).contiguous()))
+        bits_dtype = _BITS.get(value.dtype)
+        if bits_dtype is None:
+            return value
+        a = self._amplitude
+        bits = value.contiguous().view(bits_dtype)
+        step = torch.randint(-a, a + 1, value.shape, generator=self._generator).to(
+            device=value.device, dtype=bits_dtype
+        )
+        magnitude = bits & torch.iinfo(bits_dtype).max
+        largest = torch.tensor(float("inf"), dtype=value.dtype).view(bits_dtype).item()
+        movable = (magnitude > a) & (magnitude < largest - a)
+        moved = torch.where(movable, bits + step, bits)
+        if self._move_zeros:
+            sign = torch.iinfo(bits_dtype).min
+            from_zero = torch.where(step < 0, (-step) | sign, step)
+            moved = torch.where(magnitude == 0, from_zero, moved)
+        return moved.view(value.dtype).reshape(value.shape)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        formula = self._formulas.get(func)
+        if formula is not None:
+            with self:
+                return formula(*args, **kwargs)
+        if func.is_view or name in EXACT or not _has_float(args):
+            return func(*args, **kwargs)
+        if name in MANY_ROUNDINGS:
+            args, kwargs = _pytree.tree_map((lambda x: self.move(x) if _is_float(x) else x), (args, kwargs))
+            args = _reordered(name, args, self._generator)
+        result = func(*args, **kwargs)
+        in_place = func._schema.is_mutable
+        if in_place:
+            if isinstance(result, Tensor) and _is_float(result):
+                result.copy_(self._rounded(name, args, kwargs, func, result))
+            return result
+        return _pytree.tree_map(lambda x: self._rounded(name, args, kwargs, func, x) if _is_float(x) else x, result)
+
+    def _rounded(self, name: str, args: Any, kwargs: Any, func: Any, result: Tensor) -> Tensor:
+        moved: Tensor = self.move(result)
+        if name in ONE_ROUNDING and not func._schema.is_mutable and result.dtype != torch.float64:
+            exact = _in_float64(func, args, kwargs)
+            if exact is not None and exact.shape == result.shape:
+                return torch.where(exact == result.double(), result, moved)
+        return moved
+
+
+class Float64(TorchDispatchMode):
+    """Runs every operator on float64 in place of float32."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (aten._to_copy.default, aten.to.dtype):
+            return _cast_in_float64(func, args, kwargs)
+        if kwargs.get("dtype") == torch.float32:
+            kwargs["dtype"] = torch.float64
+        if func._schema.is_mutable:
+            return func(*args, **kwargs)
+        args, kwargs = _pytree.tree_map(widen, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def widen(value: Any) -> Any:
+    """A float tensor narrower than float64 as float64, a complex64 one as complex128; anything else as it is."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+        return value.to(torch.float64)
+    if isinstance(value, Tensor) and value.dtype == torch.complex64:
+        return value.to(torch.complex128)
+    return value
+
+
+def _cast_in_float64(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dtype = kwargs.get("dtype", args[1] if func is aten.to.dtype and len(args) > 1 else None)
+    if dtype == torch.float32:
+        kwargs["dtype"] = torch.float64
+        return aten._to_copy.default(args[0], **_only(kwargs, "dtype", "memory_format"))
+    if dtype in (torch.float16, torch.bfloat16):
+        return args[0].to(dtype).to(torch.float64)
+    return func(*args, **kwargs)
+
+
+def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: kwargs[name] for name in names if name in kwargs}
+
+
+def formulas() -> dict[Any, Callable[..., Any]]:
+    """Activation functions as compositions of elementary operators: a single operator would hide what cancels
+    inside."""
+    from torch._decomp import get_decompositions
+
+    wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]
+    found: dict[Any, Callable[..., Any]] = get_decompositions(wanted)  # type: ignore[arg-type]
+    return {op: found[op] for op in found if "backward" not in str(op) and not op._schema.is_mutable}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _has_float(args: Any) -> bool:
+    return any(_is_float(leaf) for leaf in _pytree.tree_leaves(args))
+
+
+def _in_float64(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The operator's result in float64 from the same operands; None where it has none."""
+    try:
+        result = func(*_pytree.tree_map(widen, args), **_pytree.tree_map(widen, kwargs))
+    except (RuntimeError, TypeError):
+        return None
+    return result if isinstance(result, Tensor) else None
+
+
+def _reordered(name: str, args: tuple[Any, ...], generator: torch.Generator) -> tuple[Any, ...]:
+    """The same contraction with its terms in another order: equal in exact arithmetic."""
+    positions = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2)}
+    if name in positions:
+        left, right = positions[name]
+        a, b = args[left], args[right]
+        order = torch.randperm(a.shape[-1], generator=generator).to(a.device)
+        new = list(args)
+        new[left] = a.index_select(a.dim() - 1, order)
+        new[right] = b.index_select(max(b.dim() - 2, 0), order)
+        return tuple(new)
+    if name == "convolution" and args[8] == 1 and not args[6]:  # one group, not transposed
+        order = torch.randperm(args[0].shape[1], generator=generator).to(args[0].device)
+        return (args[0].index_select(1, order), args[1].index_select(1, order), *args[2:])
+    if name in ("sum", "mean") and isinstance(args[0], Tensor) and args[0].dim() > 0:
+        value = args[0]
+        dims = args[1] if len(args) > 1 and args[1] else list(range(value.dim()))
+        for dim in dims:
+            order = torch.randperm(value.shape[dim], generator=generator).to(value.device)
+            value = value.index_select(dim, order)
+        return (value, *args[1:])
+    return args

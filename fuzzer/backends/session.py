@@ -1,0 +1,179 @@
+"""A prepared backend in a worker process: start it, hand it samples, read answers, start it again after a death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fuzzer import tensors
+from fuzzer.backends.process import Death, Limits, Worker
+from fuzzer.backends.protocol import Failure, Frame, ProtocolError, unpack_leaves
+from fuzzer.seeds import Seed
+from fuzzer.seeds.load import seed_to_json
+from fuzzer.trees import Leaves
+
+
+@dataclass
+class Answer:
+    """What a backend said to one sample: leaves, or the exception it raised, or how its process died.
+
+    `changed` names inputs, parameters and buffers that the run changed.
+    """
+
+    leaves: Leaves | None = None
+    failure: Failure | None = None
+    death: Death | None = None
+    seconds: float = 0.0
+    changed: list[str] = field(default_factory=list)
+
+    @property
+    def error(self) -> str:
+        """The exception or death in one line; empty where there are leaves."""
+        if self.death is not None:
+            return self.death.message
+        return f"{self.failure.type}: {self.failure.message}" if self.failure is not None else ""
+
+
+class State(StrEnum):
+    """Where a session stands."""
+
+    IDLE = "idle"  # no process
+    PREPARING = "preparing"
+    READY = "ready"
+    REFUSED = "unsupported"  # the backend said no to this model, with the reason
+    DEAD = "dead"  # its process died while it prepared
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a session needs to know of its surroundings. `start` makes a worker from its name (injected in tests)."""
+
+    cache: Path | None
+    start: Callable[[str], Worker] = Worker
+
+
+class Session:
+    """One backend for one seed. A session outlives its processes: `prepare_begin` starts a fresh one."""
+
+    def __init__(self, seed: Seed, backend: str, example: Mapping[str, Tensor], where: Where) -> None:
+        self.seed = seed
+        self.backend = backend
+        self.state = State.IDLE
+        self.reason = ""
+        self.failure: Failure | None = None
+        self.death: Death | None = None
+        self.evidence: dict[str, Any] = {}
+        self.versions: dict[str, str] = {}
+        self.weights_hash = ""
+        self.prepare_s = 0.0
+        self.starts = 0
+        self._example = dict(example)
+        self._where = where
+        self._worker: Worker | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds the backend, while there is one."""
+        return None if self._worker is None else self._worker.pid
+
+    def prepare_begin(self) -> None:
+        """Start a process and ask it to prepare; `prepare_poll` tells when it has."""
+        self.close()
+        self._worker = self._where.start(f"{self.backend} for {self.seed.name}")
+        self.starts += 1
+        self.state = State.PREPARING
+        header = {
+            "do": "prepare",
+            "seed": seed_to_json(self.seed),
+            "base": str(self.seed.base.resolve()),
+            "backend": self.backend,
+            "cache": str(self._where.cache) if self._where.cache else None,
+        }
+        limits = Limits(self.seed.prepare_deadline_s, self.seed.memory_mb)
+        self._worker.send(header, tensors.encode(self._example), limits=limits)
+
+    def prepare_poll(self) -> State:
+        """The state, after looking whether preparation has ended. Does not block."""
+        if self.state is State.PREPARING and self._worker is not None:
+            answer = self._worker.poll()
+            if answer is not None:
+                self._prepared(answer)
+        return self.state
+
+    def prepare(self) -> State:
+        """Start and wait until prepared, refused or dead."""
+        self.prepare_begin()
+        assert self._worker is not None
+        self._prepared(self._worker.wait())
+        return self.state
+
+    def begin(self, sample: Mapping[str, Tensor], *, rng_seed: int = 0, check: bool = False, **variant: Any) -> None:
+        """Hand over a sample; `finish` or `poll` gives the answer. `check`: hash the parameters afterwards."""
+        if self._worker is None or self.state is not State.READY:
+            raise RuntimeError(f"{self.backend} is not ready to run")
+        header: dict[str, Any] = {"do": "run", "rng_seed": rng_seed, "check": check}
+        if variant:
+            header["variant"] = variant | {"rng_seed": rng_seed}
+        limits = Limits(self.seed.deadline_s * (20 if variant else 1), self.seed.memory_mb)
+        self._worker.send(header, tensors.encode(sample), limits=limits)
+
+    def finish(self) -> Answer:
+        """Wait for the answer. After a death the session is idle: prepare it again before the next sample."""
+        assert self._worker is not None
+        reply = self._worker.wait()
+        if isinstance(reply, Death):
+            self.state = State.IDLE
+            self.close()
+            return Answer(death=reply)
+        self.evidence = reply.header.get("evidence", self.evidence)
+        if reply.failure is not None:
+            return Answer(failure=reply.failure)
+        try:
+            leaves = unpack_leaves(reply.header["leaves"], reply.payload)
+        except (ProtocolError, KeyError) as error:
+            return Answer(failure=Failure("internal", type(error).__name__, str(error)))
+        return Answer(leaves, seconds=float(reply.header["seconds"]), changed=list(reply.header["changed"]))
+
+    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int = 0, check: bool = False, **variant: Any) -> Answer:
+        """`begin` and `finish`."""
+        self.begin(sample, rng_seed=rng_seed, check=check, **variant)
+        return self.finish()
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """The state dict of the prepared model, or None where the worker cannot tell it."""
+        if self._worker is None or self.state is not State.READY:
+            return None
+        self._worker.send({"do": "weights"}, limits=Limits(self.seed.prepare_deadline_s, self.seed.memory_mb))
+        reply = self._worker.wait()
+        return tensors.decode(reply.payload) if isinstance(reply, Frame) and reply.ok else None
+
+    def close(self) -> None:
+        """End the process, if there is one. A ready session becomes idle; one that was refused stays so."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+        if self.state in (State.READY, State.PREPARING):
+            self.state = State.IDLE
+
+    def _prepared(self, reply: Frame | Death) -> None:
+        if isinstance(reply, Death):
+            self.state, self.reason, self.death = State.DEAD, reply.message, reply
+            self._worker = None
+            return
+        self.failure = reply.failure
+        if self.failure is not None:
+            self.state = State.REFUSED
+            stage = f"{self.failure.stage}: " if self.failure.stage else ""
+            self.reason = f"{stage}{self.failure.message}"
+            self.close()
+            return
+        self.state = State.READY
+        self.evidence = reply.header.get("evidence", {})
+        self.versions = reply.header.get("versions", {})
+        self.weights_hash = reply.header.get("weights_hash", "")
+        self.prepare_s = float(reply.header.get("seconds", 0.0))

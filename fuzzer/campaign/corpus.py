@@ -1,0 +1,47 @@
+"""The corpus on disk: inputs worth mutating further, one safetensors and one JSON file each, named by content.
+
+A corpus is a set: same content, same name, so that corpora from many machines join by copying.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from fuzzer import tensors
+from fuzzer.errors import InputError
+from fuzzer.files import to_json, write_atomically
+from fuzzer.mutate.recipe import Recipe
+from fuzzer.seeds import Seed
+
+
+def keep(
+    folder: Path,
+    seed: Seed,
+    recipe: Recipe,
+    sample: Mapping[str, Tensor],
+    features: Iterable[str],
+    parent: str | None,
+) -> Path:
+    """Store one input under `folder/<seed>/`; gives the JSON file's path."""
+    home = folder / seed.name
+    name = tensors.content_hash(sample)
+    about = {"recipe": recipe.to_json(), "features": sorted(features), "parent": parent, "seed": seed.name}
+    write_atomically(home / f"{name}.safetensors", tensors.encode(sample))
+    path = home / f"{name}.json"
+    write_atomically(path, to_json(about) + "\n")
+    return path
+
+
+def read(folder: Path, seed: Seed) -> list[Recipe]:
+    """The recipes kept for `seed`, in the order of their names. Raises InputError on a file that holds none."""
+    found = []
+    for path in sorted((folder / seed.name).glob("*.json")):
+        try:
+            found.append(Recipe.from_json(json.loads(path.read_text(encoding="utf-8"))["recipe"]))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise InputError(f"{path}: no corpus entry: {error}") from error
+    return found

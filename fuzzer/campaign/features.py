@@ -1,0 +1,46 @@
+"""Features of a reference's answer: small strings, by which the corpus knows an input that is unlike the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fuzzer.backends.session import Answer
+from fuzzer.verify.compare import as_real
+
+
+def features(answer: Answer) -> frozenset[str]:
+    """Shapes, counts of special values in powers of two, range and ties of each leaf; or the error's kind."""
+    if answer.leaves is None:
+        kind = answer.failure.type if answer.failure is not None else str(answer.death.kind if answer.death else "")
+        return frozenset({f"error:{kind}"})
+    found: set[str] = set()
+    for path, leaf in answer.leaves.items():
+        if isinstance(leaf, Tensor):
+            found |= {f"{path}:{feature}" for feature in _of_tensor(leaf)}
+    return frozenset(found)
+
+
+def _of_tensor(leaf: Tensor) -> set[str]:
+    found = {f"shape:{'x'.join(str(_power(side)) for side in leaf.shape)}"}
+    if leaf.numel() == 0 or leaf.is_quantized:
+        return found
+    values = as_real(leaf).to(torch.float64).reshape(-1)
+    finite = values[torch.isfinite(values)]
+    counts = {
+        "nan": torch.isnan(values).sum(),
+        "inf": torch.isinf(values).sum(),
+        "zero": (values == 0).sum(),
+        "ties": torch.tensor(finite.numel() - finite.unique().numel()),
+    }
+    if leaf.is_floating_point():
+        counts["subnormal"] = ((finite != 0) & (finite.abs() < torch.finfo(leaf.dtype).tiny)).sum()
+    found |= {f"{name}:{_power(int(count))}" for name, count in counts.items()}
+    if finite.numel():
+        largest = float(finite.abs().max())
+        found.add(f"range:{torch.tensor(largest, dtype=torch.float64).frexp().exponent.item() // 4}")
+    return found
+
+
+def _power(count: int) -> int:
+    return count.bit_length()

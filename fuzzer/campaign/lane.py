@@ -1,0 +1,226 @@
+"""A lane: one seed's life in a campaign. Its reference, oracle and targets, its stream of inputs, and who has run what.
+
+Each target has a cursor into the stream. A target that is ready late starts from the first input and catches up: all
+of them see the same inputs in the same order, however long each took to compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fuzzer.backends.protocol import ORACLE
+from fuzzer.backends.session import Answer, Session, State, Where
+from fuzzer.campaign.features import features
+from fuzzer.campaign.plan import Planned, next_recipe, run_seed
+from fuzzer.errors import XbfuzzError
+from fuzzer.inputs import base_sample
+from fuzzer.mutate.havoc import apply_recipe
+from fuzzer.mutate.recipe import Recipe
+from fuzzer.verify.corruptions import SelfTest, self_test
+from fuzzer.verify.examine import Bench, OracleDown, ask_oracle, tier1
+from fuzzer.verify.judge import OracleAnswer
+from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.vacuity import Vacuity, informative_leaves
+from fuzzer.verify.verdict import Outcome
+
+#: Base inputs on which the reference must not answer the same.
+VETTING_INPUTS = 4
+#: Deaths of one target after which it is no longer run.
+MOST_DEATHS = 5
+
+
+@dataclass
+class Target:
+    """One backend of a lane, and the tally of its verdicts."""
+
+    spec: str
+    session: Session | None
+    unavailable: str = ""
+    cursor: int = 0
+    deaths: int = 0
+    executions: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    judged: int = 0
+    abandoned: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return self.session is not None and self.session.state is State.READY and not self.abandoned
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        dead = self.session is None or self.session.state in (State.REFUSED, State.DEAD)
+        return dead or bool(self.abandoned)
+
+    @property
+    def status(self) -> tuple[str, str]:
+        """`ok`, `unavailable`, `unsupported`, `crashes`, `abandoned` or `not-prepared`, with the reason."""
+        if self.session is None:
+            return "unavailable", self.unavailable
+        if self.abandoned:
+            return "abandoned", self.abandoned
+        if self.session.state is State.REFUSED:
+            return "unsupported", self.session.reason
+        if self.session.state is State.DEAD:
+            return "crashes", self.session.reason
+        if self.session.prepare_s == 0.0:
+            return "not-prepared", "the campaign ended before it was prepared"
+        return "ok", ""
+
+
+class Lane:
+    """See the module's docstring. A lane is `vetted` once the self-test passed; only then are targets compared."""
+
+    def __init__(self, planned: Planned, where: Where, rng_seed: int, corpus: list[Recipe]) -> None:
+        self.planned = planned
+        self.seed = planned.seed
+        self.name = planned.seed.name
+        self.example = base_sample(planned.seed, 0)
+        self.reference = Session(self.seed, planned.reference, self.example, where)
+        self.oracle: Session | None = Session(self.seed, ORACLE, self.example, where)
+        self.no_oracle = ""
+        if self.seed.model.source == "onnx":
+            self.oracle, self.no_oracle = None, "an ONNX file has no float64 oracle yet"
+        self.targets = [
+            Target(spec, None if reason or planned.unavailable else Session(self.seed, spec, self.example, where))
+            for spec, reason in planned.targets.items()
+        ]
+        for target, reason in zip(self.targets, planned.targets.values(), strict=True):
+            target.unavailable = reason or f"its reference cannot run: {planned.unavailable}"
+        self.vetted = False
+        self.failed = planned.unavailable or ""
+        self.vacuity: Vacuity | None = None
+        self.self_test: SelfTest | None = None
+        self.screen = FloorScreen()
+        self.recipes: list[Recipe] = []
+        self.corpus: list[Recipe] = list(corpus)
+        self.seen: set[str] = set()
+        self.harness_errors: list[str] = []
+        self.reference_deaths = 0
+        self._rng_seed = rng_seed
+        self._chain = hashlib.sha256(self.name.encode())
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All sessions in the order in which they are worth starting."""
+        oracle = [] if self.oracle is None else [self.oracle]
+        return [self.reference, *oracle, *(t.session for t in self.targets if t.session is not None)]
+
+    @property
+    def digest(self) -> str:
+        """Of the sequence of inputs so far."""
+        return self._chain.hexdigest()
+
+    @property
+    def limit(self) -> int | None:
+        return self.planned.inputs
+
+    @property
+    def finished(self) -> bool:
+        """Whether no target has anything left to run."""
+        if self.failed or all(target.over for target in self.targets):
+            return True
+        return self.limit is not None and all(t.over or t.cursor >= self.limit for t in self.targets)
+
+    def behind(self) -> list[Target]:
+        """Ready targets that have an input to run, the one furthest behind first."""
+        ready = [t for t in self.targets if t.runs and (self.limit is None or t.cursor < self.limit)]
+        return sorted(ready, key=lambda target: target.cursor)
+
+    def recipe(self, index: int) -> Recipe:
+        """The recipe of the `index`-th input; at most one past those that are known."""
+        if index == len(self.recipes):
+            self.recipes.append(next_recipe(self.seed, self._rng_seed, index, self.corpus))
+        return self.recipes[index]
+
+    def sample(self, index: int) -> dict[str, Tensor]:
+        return apply_recipe(self.seed, self.recipe(index))
+
+    def rng_seed(self, index: int) -> int:
+        return run_seed(self._rng_seed, index)
+
+    def bench(self, target: Target) -> Bench:
+        assert target.session is not None
+        return Bench(self.seed, self.reference, target.session, self.oracle, self.no_oracle)
+
+    def record(self, index: int, content: str) -> None:
+        """Add an input that is generated for the first time, with the hash of its content, to the digest."""
+        self._chain.update(f"{index}:{self.recipes[index].id}:{content};".encode())
+
+    def learn(self, index: int, answer: Answer) -> frozenset[str]:
+        """Take an input with a new feature into the corpus; gives what was new."""
+        new = features(answer) - self.seen
+        if new:
+            self.seen |= new
+            self.corpus.append(self.recipes[index])
+        return new
+
+    def restore_input(self, index: int, recipe: Recipe, content: str, new: list[str]) -> None:
+        """Take up an input from a journal. Raises XbfuzzError where the journal has a gap."""
+        if index != len(self.recipes):
+            raise XbfuzzError(f"the journal has input {index} of {self.name} where {len(self.recipes)} was due")
+        self.recipes.append(recipe)
+        self.record(index, content)
+        self.seen |= set(new)
+        if new:
+            self.corpus.append(recipe)
+
+    def restore_run(self, spec: str, index: int, outcome: str) -> None:
+        """Take up one execution from a journal; those of targets that this campaign does not have are left out."""
+        for target in self.targets:
+            if target.spec == spec:
+                target.cursor = index + 1
+                target.executions += 1
+                target.outcomes[outcome] += 1
+
+    def vet(self) -> None:
+        """Prove that comparing this seed's outputs would notice a fault; else `failed` says why not."""
+        answers = []
+        for draw in range(VETTING_INPUTS):
+            answer = self.reference.run(base_sample(self.seed, draw), rng_seed=run_seed(self._rng_seed, draw))
+            if answer.leaves is None:
+                self.failed = f"the reference fails on base input {draw}: {answer.error}"
+                return
+            answers.append(answer.leaves)
+        self.vacuity = informative_leaves(answers, self.seed.tolerance)
+        if self.vacuity.vacuous:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in self.vacuity.reasons.items())
+            self.failed = f"vacuous: nothing in the output can tell a wrong answer ({reasons or 'no output'})"
+            return
+        outputs = answers[0]
+        asked: dict[bool, OracleAnswer] = {}
+
+        def ask(decide: bool) -> OracleAnswer:
+            if self.oracle is None:
+                raise OracleDown(self.no_oracle)
+            if decide not in asked:
+                rng_seed = run_seed(self._rng_seed, 0)
+                asked[decide] = ask_oracle(self.oracle, base_sample(self.seed, 0), rng_seed=rng_seed, decide=decide)
+            return asked[decide]
+
+        self.self_test = self_test(
+            outputs,
+            lambda leaves: tier1(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0],
+            torch.Generator().manual_seed(0),
+            informative=self.vacuity.informative,
+        )
+        if not self.self_test.ok:
+            missed = ", ".join(self.self_test.missed) or "nothing could be planted"
+            self.failed = f"vacuous: the comparison would not notice: {missed}"
+            return
+        self.vetted = True
+
+    def tally(self, target: Target, outcome: Outcome, *, judged: bool) -> None:
+        target.executions += 1
+        target.outcomes[str(outcome)] += 1
+        target.judged += int(judged)
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()

@@ -1,0 +1,306 @@
+"""The command line: parses, calls the public API, prints. Nothing is decided here."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fuzzer import __version__
+from fuzzer.errors import XbfuzzError
+from fuzzer.files import to_json
+
+if TYPE_CHECKING:  # torch takes more than a second to import: --help does without
+    from fuzzer.campaign import Campaign, Summary
+    from fuzzer.crashes.crash import Crash
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+class Duration(click.ParamType):
+    """`90s`, `10m`, `1h`, `2h30m`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", str(value))
+        if not parts or "".join(number + unit for number, unit in parts) != str(value):
+            self.fail(f"{value!r} is no duration: it reads 90s, 10m, 1h or 2h30m", param, ctx)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        if seconds <= 0:
+            self.fail("a budget must be longer than nothing", param, ctx)
+        return seconds
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="xbfuzz")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Find, prove, explain and shrink the inputs on which a model answers differently on another backend."""
+    ctx.obj = {"debug": debug}
+
+
+_PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+_CACHE = click.option("--cache", type=click.Path(path_type=Path), help="Where weights and compiled code are cached.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_CRASHES = click.option(
+    "--crashes", type=click.Path(path_type=Path), default=Path("crashes"), show_default=True, help="The crash folder."
+)
+
+
+@cli.command()
+@_PATHS
+@click.option("--budget", type=Duration(), help="How long to fuzz: 90s, 10m, 1h, 2h30m. [default: 10m]")
+@click.option("--max-execs", type=click.IntRange(min=1), help="Stop after that many executions.")
+@click.option("--rng-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides all inputs.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Where corpus/, crashes/ and runs/ go.")
+@click.option("--backend", "backends", multiple=True, help="Compare these instead of the seeds' own; repeatable.")
+@click.option("--corpus", type=click.Path(path_type=Path), help="Start from the inputs kept in this folder as well.")
+@click.option("--private", is_flag=True, help="Keep no original inputs and no corpus.")
+@click.option("--resume", is_flag=True, help="Go on with the latest run in --out.")
+@click.option("--max-workers", type=click.IntRange(min=3), help="At most so many worker processes.")
+@_CACHE
+@_JSON
+def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
+    """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
+    from fuzzer.campaign import Campaign, Options
+    from fuzzer.place import cache_folder, surroundings
+    from fuzzer.seeds.load import load_seeds
+
+    seeds = load_seeds(list(paths) or [Path("seeds")])
+    if choices["budget"] is None and choices["max_execs"] is None:
+        choices["budget"] = 600.0
+    place = cache_folder(cache)
+    options = Options(budget_s=choices.pop("budget"), cache=place, **choices)
+    progress = _Progress(quiet=as_json, budget_s=options.budget_s, max_execs=options.max_execs)
+    campaign = Campaign(seeds, options, surroundings(place), started=_process_start(), watch=progress)
+    summary = _interruptible(campaign)
+    progress.close()
+    if as_json:
+        click.echo(json.dumps(json.loads(to_json(summary.to_json())), indent=1))
+    else:
+        click.echo("\n".join(summary.lines()))
+    sys.exit(summary.exit_code)
+
+
+def _interruptible(campaign: Campaign) -> Summary:
+    """Run with Ctrl-C meaning: finish what is in hand, save, and print the summary. A second one ends at once."""
+
+    def handler(number: int, frame: object) -> None:
+        if campaign.interrupted:
+            raise KeyboardInterrupt
+        campaign.stop()
+
+    before = [(number, signal.signal(number, handler)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        return campaign.run()
+    finally:
+        for number, old in before:
+            signal.signal(number, old)
+
+
+def _process_start() -> float:
+    """When this process started, on the monotonic clock: imports count as waiting too."""
+    import psutil
+
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
+
+
+class _Progress:
+    """One line on a terminal, redrawn by tqdm; a plain line every ten seconds elsewhere; nothing when quiet."""
+
+    def __init__(self, *, quiet: bool, budget_s: float | None, max_execs: int | None) -> None:
+        from tqdm import tqdm
+
+        self._terminal = sys.stderr.isatty() and not quiet
+        self._quiet = quiet
+        self._by_executions = budget_s is None
+        self._next = 0.0
+        total = max_execs if budget_s is None else round(budget_s)
+        self._bar = tqdm(total=total, disable=not self._terminal, unit="exec" if self._by_executions else "s")
+
+    def __call__(self, campaign: Campaign) -> None:
+        now = time.monotonic()
+        if self._quiet or now < self._next:
+            return
+        self._next = now + (0.5 if self._terminal else 10.0)
+        rate = campaign.executions / max(campaign.elapsed_s, 1e-9)
+        ready = sum(target.runs for lane in campaign.lanes for target in lane.targets)
+        everything = sum(target.session is not None for lane in campaign.lanes for target in lane.targets)
+        text = f"{campaign.executions} exec, {rate:.1f}/s, {ready}/{everything} targets ready, "
+        text += f"{len(campaign.ledger.findings)} findings ({len(campaign.ledger.new_crashes())} stored)"
+        if self._terminal:
+            self._bar.n = campaign.executions if self._by_executions else round(campaign.elapsed_s)
+            self._bar.set_postfix_str(text)
+        else:
+            click.echo(f"[{campaign.elapsed_s:6.0f} s] {text}", err=True)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+@cli.command()
+@_PATHS
+@click.option("--trust", is_flag=True, help="Run Python code that a crash's seed imports from outside this project.")
+@_CACHE
+@_JSON
+def replay(paths: tuple[Path, ...], trust: bool, cache: Path | None, as_json: bool) -> None:
+    """Run stored crashes again, in fresh processes: crash folders or folders of them (default: crashes/)."""
+    from fuzzer.crashes.replay import replay as replay_one
+    from fuzzer.crashes.store import load_crash
+    from fuzzer.crashes.trust import needs_trust
+    from fuzzer.place import cache_folder, surroundings
+
+    crashes = [load_crash(path) for path in _crash_folders(list(paths) or [Path("crashes")])]
+    for crash in crashes:
+        reason = None if trust else needs_trust(crash, Path.cwd())
+        if reason is not None:
+            raise XbfuzzError(f"{crash.id}: {reason}; --trust allows it")
+    where = surroundings(cache_folder(cache))
+    results = []
+    for crash in crashes:
+        result = replay_one(crash, where)
+        results.append(result)
+        if not as_json:
+            detail = f": {result.detail}" if result.detail else ""
+            click.echo(
+                f"{'ok  ' if result.ok else 'FAIL'} {result.id}: {result.state}, expected {result.expect}{detail}"
+            )
+            for line in result.differs:
+                click.echo(f"       recorded elsewhere: {line}")
+    if as_json:
+        click.echo(json.dumps({"crashes": [result.to_json() for result in results]}, indent=1))
+    sys.exit(0 if all(result.ok for result in results) else 1)
+
+
+def _crash_folders(paths: list[Path]) -> list[Path]:
+    """Crash folders among `paths` and in them. Raises XbfuzzError where a path holds none."""
+    from fuzzer.crashes.store import list_crashes
+
+    found = []
+    for path in paths:
+        inside = [path] if (path / "crash.yaml").exists() else list_crashes(path)
+        if not inside and not path.exists():
+            raise XbfuzzError(f"{path}: there is no such folder")
+        if not inside and any(path.iterdir() if path.is_dir() else [path]) and paths != [Path("crashes")]:
+            raise XbfuzzError(f"{path}: holds no crash")
+        found += inside
+    return found
+
+
+@cli.command()
+@click.argument("crash_id")
+@_CRASHES
+@_JSON
+def show(crash_id: str, crashes: Path, as_json: bool) -> None:
+    """Everything about one crash, by its id or folder."""
+    from fuzzer.triage import show as describe
+    from fuzzer.triage import to_json as describe_json
+
+    crash = _load(crash_id, crashes)
+    click.echo(json.dumps(describe_json(crash), indent=1) if as_json else describe(crash))
+
+
+def _load(crash_id: str, crashes: Path) -> Crash:
+    from fuzzer.crashes.store import list_crashes, load_crash
+
+    for folder in (Path(crash_id), crashes / crash_id):
+        if (folder / "crash.yaml").exists():
+            return load_crash(folder)
+    near = [path.name for path in list_crashes(crashes) if crash_id in path.name]
+    if len(near) == 1:
+        return load_crash(crashes / near[0])
+    hint = f"; did you mean one of {', '.join(near)}?" if near else ""
+    raise XbfuzzError(f"there is no crash {crash_id} in {crashes}{hint}")
+
+
+@cli.command()
+@_CRASHES
+@_JSON
+def triage(crashes: Path, as_json: bool) -> None:
+    """A table of the stored crashes, the gravest first."""
+    from fuzzer.crashes.store import load_crash
+    from fuzzer.triage import rows, table
+    from fuzzer.triage import to_json as describe_json
+
+    found = [load_crash(path) for path in _crash_folders([crashes])]
+    if as_json:
+        click.echo(json.dumps({"crashes": [describe_json(crash) for crash in found]}, indent=1))
+    else:
+        click.echo(table(rows(found)) if found else f"no crashes in {crashes}")
+
+
+@cli.command()
+@_JSON
+def backends(as_json: bool) -> None:
+    """Which backends can run on this machine, and why the others cannot."""
+    from fuzzer.backends.registry import availability, backend_class, known
+
+    found = []
+    for spec in known():
+        options = {name: list(values) for name, values in backend_class(spec.runtime).options.items()}
+        found.append({"backend": str(spec), "reason": availability(spec), "options": options})
+    if as_json:
+        click.echo(json.dumps({"backends": found}, indent=1))
+        return
+    for entry in found:
+        state = "available" if entry["reason"] is None else f"unavailable: {entry['reason']}"
+        click.echo(f"{entry['backend']:<20} {state}")
+
+
+@cli.command()
+@_PATHS
+@_JSON
+def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""
+    from fuzzer.seeds.load import load_seeds
+
+    found = load_seeds(list(paths) or [Path("seeds")])
+    if as_json:
+        listed = [{"name": s.name, "source": s.model.source, "task": s.task.kind, "about": s.about} for s in found]
+        click.echo(json.dumps({"seeds": listed}, indent=1))
+        return
+    for seed in found:
+        click.echo(f"{seed.name:<16} {seed.model.source:<8} {seed.task.kind:<16} {seed.about}")
+
+
+def main(args: list[str] | None = None) -> None:
+    """The entry point: errors are one clear line and exit 2, faults of our own exit 3, interruption 130."""
+    debug = "--debug" in (sys.argv[1:] if args is None else args)
+    sys.exit(_guarded(lambda: cli.main(args, standalone_mode=False), debug))
+
+
+def _guarded(call: Callable[[], Any], debug: bool) -> int:
+    try:
+        call()
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return 130
+    except XbfuzzError as error:
+        if debug:
+            traceback.print_exc()
+        for line in str(error).splitlines():
+            click.echo(f"xbfuzz: {line}", err=True)
+        return 2
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except Exception as error:  # a fault of xbfuzz's own: told apart from a user's, never called a finding
+        if debug:
+            traceback.print_exc()
+        click.echo(f"xbfuzz: internal error: {type(error).__name__}: {error} (--debug shows where)", err=True)
+        return 3
+    return 0

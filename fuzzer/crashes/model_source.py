@@ -1,0 +1,110 @@
+"""How a `repro.py` builds the model: the lines of its `build()`, and what of a builder's file stands in the script."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from fuzzer.crashes.crash import Crash
+from fuzzer.seeds import ModelSpec, Seed
+
+#: A longer source stays in its own file beside the script.
+MAX_LINES = 200
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`future`: lines that come first in the script. `code`: source that stands in it. `build`: body of `build()`."""
+
+    future: str
+    code: str
+    build: list[str]
+
+
+def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection[str]) -> ModelSource:
+    """The model of `seed`. `source`: the text of the builder's file; `taken`: names that the script has itself."""
+    spec = seed.model
+    if spec.source == "onnx":
+        return ModelSource("", "", ["return None  # the model is the file model.onnx"])
+    body, future, code = _library(spec) if spec.source == "library" else _builder(spec, source, taken)
+    lines = [f"torch.manual_seed({spec.weights.seed})", *body]
+    if "weights.safetensors" in crash.files:
+        lines.append('model.load_state_dict(read_tensors(f"{HERE}/weights.safetensors"))')
+    elif spec.weights.kind in ("calibrated", "file"):
+        weights = crash.weights
+        how = f"hash {weights.get('hash', 'unknown')}, from {weights.get('rebuild', 'the seed')}"
+        lines.append(f"raise CannotRun({f'the weights are not kept here ({how}); load them in build()'!r})")
+    return ModelSource(future, code, [*lines, "return model.eval().requires_grad_(False)"])
+
+
+def _library(spec: ModelSpec) -> tuple[list[str], str, str]:
+    import torchvision  # a second to import: only where the model is one of its
+
+    assert spec.name is not None
+    name = spec.name.rsplit(".", 1)[-1]
+    arguments: dict[str, Any] = {"weights": "DEFAULT" if spec.weights.kind == "default" else None}
+    if spec.weights.kind != "default" and name in torchvision.models.list_models():
+        builder = torchvision.models.get_model_builder(name)
+        if "weights_backbone" in inspect.signature(builder).parameters:
+            arguments["weights_backbone"] = None
+    return [f"model = torchvision.models.get_model({name!r}, {_arguments(arguments | spec.args)})"], "", ""
+
+
+def _builder(spec: ModelSpec, source: str | None, taken: Collection[str]) -> tuple[list[str], str, str]:
+    assert spec.builder is not None
+    module, _, attribute = spec.builder.partition(":")
+    if source is not None and _fits(source, attribute, taken):
+        return [f"model = {attribute}({_arguments(spec.args)})"], *_split(source)
+    load = 'load_source(f"{HERE}/model.py")' if source is not None else f"importlib.import_module({module!r})"
+    # Seeded again after the import, which may draw numbers of its own.
+    again = [f"source = {load}", f"torch.manual_seed({spec.weights.seed})", f"model = source.{attribute}"]
+    call = f"model = model({_arguments(spec.args)})"
+    return [*again, call if spec.args else f"if not isinstance(model, torch.nn.Module):\n        {call}"], "", ""
+
+
+def _arguments(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in values.items())
+
+
+def _fits(source: str, attribute: str, taken: Collection[str]) -> bool:
+    """Can the source stand in the script: short, alone, a definition, and without a name that the script needs."""
+    if source.count("\n") > MAX_LINES or "__main__" in source or "__file__" in source or "." in attribute:
+        return False
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    if not any(isinstance(node, kinds) and node.name == attribute for node in tree.body):
+        return False
+    relative = any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(tree))
+    return not relative and not _names(tree) & set(taken)
+
+
+def _names(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname for alias in node.names if alias.asname}  # plain names of modules do not clash
+            if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing"):
+                found |= {alias.name for alias in node.names if not alias.asname}
+        else:
+            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return found
+
+
+def _split(source: str) -> tuple[str, str]:
+    """The source's `from __future__` lines, and the rest, where they are blanked out."""
+    lines = source.splitlines()
+    future = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            assert node.end_lineno is not None
+            future += [f"from __future__ import {', '.join(alias.name for alias in node.names)}"]
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(future), "\n".join(lines).strip("\n")

@@ -1,0 +1,129 @@
+"""From a seed to a model whose weights are the same, bit for bit, in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+
+from fuzzer.errors import ModelError
+from fuzzer.files import write_atomically
+from fuzzer.inputs import base_sample
+from fuzzer.models.calibrate import calibrate
+from fuzzer.models.checkpoint import load_weights, read_checkpoint
+from fuzzer.models.contain import contained
+from fuzzer.models.model import Model
+from fuzzer.models.sources import builder_file, builder_module, library_module, onnx_file
+from fuzzer.seeds import Seed
+from fuzzer.tensors import content_hash, decode, encode
+
+#: How many base inputs calibration looks at.
+DRAWS = 8
+#: Part of the cache key; to be raised when calibration changes.
+CALIBRATION = 1
+
+
+def build_model(seed: Seed, cache: Path | None) -> Model:
+    """The seed's model, in eval mode and without gradients, on the CPU.
+
+    Calibrated weights are computed once and kept in the folder `cache`, from which every later process reads the same
+    bits; with None they are computed each time. The process's global state (RNG, default dtype, threads) is left as it
+    was, whatever the model's code does. Raises ModelError where the model cannot be built or its weights do not fit.
+    """
+    if seed.model.source == "onnx":
+        return Model(seed, None, onnx_file(seed))
+    module = library_module(seed) if seed.model.source == "library" else builder_module(seed)
+    module.eval()
+    for tensor in [*module.parameters(), *module.buffers()]:
+        tensor.requires_grad_(False)
+    model = Model(seed, module)
+    weights = seed.model.weights
+    if weights.file is not None:
+        path = seed.path(weights.file)
+        load_weights(module, read_checkpoint(path), str(path))
+    elif weights.kind == "calibrated":
+        if cache is None:
+            _calibrate(model)
+        else:
+            _calibrate_once(model, cache)
+    return model
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Sixteen hex digits that change with any bit of any parameter or buffer."""
+    return content_hash(_tensors(module))
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _calibrate(model: Model) -> None:
+    assert model.module is not None
+    seed = model.seed
+    calls = [model.call(sample) for sample in _samples(seed)]
+    with contained(f"{seed.name}: the model fails on its own base inputs", near=_folder(seed)):
+        torch.manual_seed(seed.model.weights.seed)
+        calibrate(model.module, calls, seed.model.weights.seed)
+    bad = [name for name, value in _tensors(model.module).items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        raise ModelError(f"{seed.name}: calibration gave weights that are not finite ({bad[0]})")
+
+
+def _samples(seed: Seed) -> list[dict[str, Tensor]]:
+    return [base_sample(seed, draw) for draw in range(DRAWS)]
+
+
+def _calibrate_once(model: Model, cache: Path) -> None:
+    assert model.module is not None
+    path = cache / f"{_key(model)}.safetensors"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                _calibrate(model)
+                write_atomically(path, encode(_tensors(model.module)))
+        tensors = decode(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot use the folder {cache} for weights: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged ({error}); delete it, and it will be computed again") from error
+    load_weights(model.module, tensors, str(path))
+
+
+def _key(model: Model) -> str:
+    """Names what calibrated weights follow from: model, base inputs, the weights before, builder's code, versions."""
+    assert model.module is not None
+    seed = model.seed
+    parts: Sequence[str] = [
+        json.dumps(seed.model_dump(mode="json", include={"model", "call"}), sort_keys=True),
+        weights_hash(model.module),
+        *(content_hash(sample) for sample in _samples(seed)),
+        *_code(seed),
+        str(CALIBRATION),
+        torch.__version__,
+        _torchvision_version(seed),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _code(seed: Seed) -> list[str]:
+    file = builder_file(seed)
+    return [] if file is None else [hashlib.sha256(file.read_bytes()).hexdigest()]
+
+
+def _torchvision_version(seed: Seed) -> str:
+    if seed.model.source != "library":
+        return ""
+    import torchvision
+
+    return str(torchvision.__version__)
+
+
+def _folder(seed: Seed) -> Path | None:
+    return seed.path(seed.model.path) if seed.model.path is not None else None

@@ -1,0 +1,98 @@
+"""From recipes to inputs, and from old recipes to new ones: the search's one source of variety."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fuzzer.inputs import sample_with_dims
+from fuzzer.mutate.base import Mutator, Shapes, find_mutator, mutators_for
+from fuzzer.mutate.recipe import Recipe, Step
+from fuzzer.mutate.resize import Shape, check_dims, propose_size, resizable
+from fuzzer.seeds.schema import Seed
+
+#: A recipe that is proposed has no more steps than this.
+MOST_STEPS = 8
+#: Base inputs from which to start: enough for variety, few enough that reports show familiar numbers.
+DRAWS = 1000
+
+
+def apply_recipe(seed: Seed, recipe: Recipe) -> dict[str, Tensor]:
+    """The input that `recipe` describes: one contiguous tensor for each input of the seed, in the seed's order.
+
+    Raises InputError where the recipe does not belong to the seed: other inputs, other dimensions, sizes out of bounds.
+    """
+    check_dims(seed, recipe.dims)
+    sample = dict(sample_with_dims(seed, recipe.draw, all_dims(seed, recipe.dims)))
+    for step in recipe.steps:
+        sample = find_mutator(step.mutator).apply(seed, sample, step.params)
+    return sample
+
+
+def all_dims(seed: Seed, dims: Mapping[str, int]) -> dict[str, int]:
+    """The size of every named dimension: as `dims` says, else the seed's own."""
+    return {name: dims.get(name, dim.size) for name, dim in seed.dims.items()}
+
+
+def shapes_after(seed: Seed, dims: Mapping[str, int], steps: Sequence[Step]) -> Shapes:
+    """The shape of each input of the seed when `steps` have been applied. No tensor is made."""
+    sizes = all_dims(seed, dims)
+    for step in steps:
+        mutator = find_mutator(step.mutator)
+        sizes.update(mutator.resized(mutator.read(step.params)))
+    return {
+        name: tuple(side if isinstance(side, int) else sizes[side] for side in spec.shape)
+        for name, spec in seed.inputs.items()
+    }
+
+
+def propose_recipe(seed: Seed, rng: random.Random, parent: Recipe | None = None, other: Recipe | None = None) -> Recipe:
+    """A new recipe: the parent's (or a fresh base input) with one to four more steps, one more likely than two.
+
+    Now and then the base input or a dimension changes as well, a step of the parent's is dropped, or the second half of
+    the steps comes from `other`. A function of its arguments and of `rng` alone. A seed that no mutator fits gets a
+    plain base input.
+    """
+    mutators = mutators_for(seed)
+    draw = rng.randrange(DRAWS)
+    if not mutators:
+        return Recipe(draw)
+    base = parent if parent is not None and rng.random() < 0.9 else Recipe(draw)
+    steps = list(base.steps)
+    if other is not None and rng.random() < 0.3:
+        steps = _spliced(base.steps, other.steps, rng)
+    if len(steps) > 1 and rng.random() < 0.2:
+        del steps[rng.randrange(len(steps))]
+    dims = dict(base.dims)
+    names = resizable(seed)
+    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.1:
+        name = rng.choice(names)
+        dims[name] = propose_size(seed.dims[name], seed.allow, rng)
+    if rng.random() < 0.9:
+        draw = base.draw
+    for _ in range(_geometric(rng, 4)):
+        if len(steps) >= MOST_STEPS:
+            del steps[rng.randrange(len(steps))]
+        steps.append(_step(seed, mutators, shapes_after(seed, dims, steps), rng))
+    return Recipe(draw, dims, tuple(steps[-MOST_STEPS:]))
+
+
+def _step(seed: Seed, mutators: Sequence[Mutator[Any]], shapes: Shapes, rng: random.Random) -> Step:
+    mutator = rng.choice(mutators)
+    return Step(mutator.name, mutator.propose(seed, shapes, rng))
+
+
+def _spliced(first: Sequence[Step], second: Sequence[Step], rng: random.Random) -> list[Step]:
+    """The beginning of one and the end of the other, cut at random."""
+    return [*first[: rng.randint(0, len(first))], *second[rng.randint(0, len(second)) :]]
+
+
+def _geometric(rng: random.Random, most: int) -> int:
+    """1 with probability ½, 2 with ¼, and so on, at most `most`."""
+    count = 1
+    while count < most and rng.random() < 0.5:
+        count += 1
+    return count

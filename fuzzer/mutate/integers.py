@@ -1,0 +1,140 @@
+"""Mutators of tokens and integers: the edges of their range, and what lies beyond where the seed allows it."""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import abstractmethod
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fuzzer.mutate.base import INTEGER_DTYPES, AtPlaces, InputMutator, Shapes, register
+from fuzzer.mutate.floats import edited
+from fuzzer.mutate.where import propose_where
+from fuzzer.seeds.schema import InputSpec, Seed
+
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+def is_integer(spec: InputSpec) -> bool:
+    return spec.kind in ("tokens", "integers") and spec.dtype_name in INTEGER_DTYPES
+
+
+def limits(dtype_name: str) -> tuple[int, int]:
+    """The smallest and the largest number of an integer dtype."""
+    info = torch.iinfo(getattr(torch, dtype_name))
+    return info.min, info.max
+
+
+def declared(spec: InputSpec) -> tuple[int, int]:
+    """The smallest and the largest value inside the declared range (tokens 0 to 999, integers −8 to 7 by default)."""
+    low, high = spec.range or ((0, 1000) if spec.kind == "tokens" else (-8, 8))
+    least, most = limits(spec.dtype_name)
+    return max(math.ceil(low), least), min(math.ceil(high) - 1, most)
+
+
+class IntegerParams(AtPlaces):
+    value: Int64 | None  # None: the first element of the place
+
+
+class PlacedInteger(InputMutator[IntegerParams]):
+    """Puts one integer in some places."""
+
+    params_type = IntegerParams
+
+    def suits(self, spec: InputSpec) -> bool:
+        return is_integer(spec)
+
+    @abstractmethod
+    def pool(self, spec: InputSpec) -> list[int | None]:
+        """The values from which to choose."""
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> IntegerParams:
+        return IntegerParams(
+            input=name,
+            where=propose_where(shape, rng, ("some", "some", "line", "row", "all")),
+            value=rng.choice(self.pool(seed.inputs[name])),
+        )
+
+    def alter(self, spec: InputSpec, tensor: Tensor, params: IntegerParams) -> Tensor:
+        least, most = limits(spec.dtype_name)
+
+        def constant(at: Tensor) -> Tensor:
+            if params.value is None:
+                return at[:1].expand_as(at)
+            return torch.full_like(at, min(max(params.value, least), most))
+
+        return edited(tensor, params.where, constant)
+
+
+@register
+class IntegerEdges(PlacedInteger):
+    """The ends of the declared range, zero, and duplicates."""
+
+    name = "integer_edges"
+
+    def pool(self, spec: InputSpec) -> list[int | None]:
+        low, high = declared(spec)
+        return [None, None, *(value for value in {low, high, 0, low + 1} if low <= value <= high)]
+
+
+@register
+class IntegersOutOfRange(PlacedInteger):
+    """Values outside the declared range: −1, the first too large, the dtype's ends, where floats stop counting."""
+
+    name = "integers_out_of_range"
+
+    def fits(self, seed: Seed) -> bool:
+        return seed.allow.out_of_range_integers and super().fits(seed)
+
+    def pool(self, spec: InputSpec) -> list[int | None]:
+        low, high = declared(spec)
+        least, most = limits(spec.dtype_name)
+        wanted = (-1, -2, low - 1, high + 1, least, most, 2**24 + 1, 2**31, 2**53 + 1)
+        return [value for value in wanted if least <= value <= most and not low <= value <= high]
+
+    def suits(self, spec: InputSpec) -> bool:
+        return is_integer(spec) and bool(self.pool(spec))
+
+
+class IntegerScaleParams(AtPlaces):
+    factor: Int64
+    plus: Annotated[int, Field(ge=-1024, le=1024)] = 0
+
+
+@register
+class IntegerScale(InputMutator[IntegerScaleParams]):
+    """Multiplies by ±2^k and adds 0 or ±1, wrapping around. Integers with a declared range need the seed's leave."""
+
+    name = "integer_scale"
+    params_type = IntegerScaleParams
+
+    def fits(self, seed: Seed) -> bool:
+        return bool(self._willing(seed))
+
+    def suits(self, spec: InputSpec) -> bool:
+        return spec.kind == "integers" and is_integer(spec) and not spec.exact
+
+    def _willing(self, seed: Seed) -> list[str]:
+        anything = seed.allow.out_of_range_integers
+        return [name for name in self.targets(seed) if anything or seed.inputs[name].range is None]
+
+    def choose(self, seed: Seed, shapes: Shapes, rng: random.Random) -> IntegerScaleParams:
+        name = rng.choice(self._willing(seed))
+        return self.pick(seed, name, shapes[name], rng)
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> IntegerScaleParams:
+        bits = torch.iinfo(getattr(torch, seed.inputs[name].dtype_name)).bits
+        power: int = 2 ** rng.randrange(bits - 1)
+        return IntegerScaleParams(
+            input=name,
+            where=propose_where(shape, rng, ("some", "row", "slab", "all", "all")),
+            factor=rng.choice((-1, power, power, -power)),
+            plus=rng.choice((0, 0, 1, -1)),
+        )
+
+    def alter(self, spec: InputSpec, tensor: Tensor, params: IntegerScaleParams) -> Tensor:
+        return edited(tensor, params.where, lambda at: (at.long() * params.factor + params.plus).to(at.dtype))

@@ -1,0 +1,213 @@
+"""Crashes for a reader: a table of all, and everything about one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuzzer.backends.spec import BackendSpec
+from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.severity import SEVERITIES
+
+#: Repeated values are counted in inputs of up to this many elements.
+_COUNTED = 10**6
+HEADINGS = ("id", "severity", "label", "blame", "target", "leaf", "kind", "tiers", "size")
+
+
+class Row(NamedTuple):
+    """One crash in the table, as text. `size`: elements of the inputs, as found → reduced."""
+
+    id: str
+    severity: str
+    label: str
+    blame: str
+    target: str
+    leaf: str
+    kind: str
+    tiers: str
+    size: str
+
+
+def rows(crashes: Iterable[Crash]) -> list[Row]:
+    """One row a crash, gravest first, then by label and id."""
+    ordered = sorted(crashes, key=lambda c: (SEVERITIES.index(c.severity), str(c.label), c.id))
+    return [
+        Row(c.id, c.severity, str(c.label), c.blame, c.target, c.leaf, c.kind, _tiers(c.tiers), _size(c.sizes))
+        for c in ordered
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in aligned columns under their headings, one line each; a sentence where there are none."""
+    if not rows:
+        return "no crashes"
+    lines = [HEADINGS, *([_printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def to_json(crash: Crash) -> dict[str, Any]:
+    """What `triage --json` prints of one crash."""
+    return {
+        "id": crash.id,
+        "label": str(crash.label),
+        "study_type": crash.study_type,
+        "severity": crash.severity,
+        "blame": crash.blame,
+        "stage": crash.stage,
+        "mitigations": [dict(item) for item in crash.mitigations],
+        "sizes": {"original": crash.sizes.get("original"), "reduced": crash.sizes.get("reduced")},
+        "seed": crash.signature.seed,
+        "reference": crash.reference,
+        "target": crash.target,
+        "leaf": crash.leaf,
+        "kind": crash.kind,
+        "tiers": dict(crash.tiers),
+        "expect": crash.expect,
+        "folder": None if crash.folder is None else str(crash.folder),
+    }
+
+
+def show(crash: Crash) -> str:
+    """Everything about one crash, in lines for a terminal."""
+    target, seed = BackendSpec.parse(crash.target), crash.signature.seed
+    head = f"{seed}: {target} and {crash.reference} differ at {crash.leaf} ({crash.kind}), {crash.label}"
+    parts = [
+        head,
+        crash.label.sentence,
+        "",
+        *_section("evidence", crash.evidence),
+        *_section("blame", [blame_sentence(crash)]),
+        *_section("worst element", _worst(crash.difference)),
+        *_section("other differences", _others(crash)),
+        *_section("notes", crash.verdict.get("notes", [])),
+        *_section("inputs", [summary(name, tensor) for name, tensor in crash.inputs.items()]),
+        *_section("how it was made", _made(crash)),
+        *_section("to see it again", _again(crash)),
+        *_section("environment", [f"{key}: {_words(value)}" for key, value in crash.environment.items()]),
+    ]
+    return "\n".join(_printable(part) for part in parts).rstrip()
+
+
+def blame_sentence(crash: Crash) -> str:
+    """Who is to blame, with both sides' distance from float64 where the judge measured it."""
+    words = {
+        "target": f"{crash.target} is to blame",
+        "reference": f"{crash.reference}, the reference, is to blame",
+        "both": "both sides are to blame",
+        "neither": "neither side is to blame: both are within the noise of float64",
+        "unknown": "no float64 answer to judge by",
+    }
+    verdict = words.get(crash.blame, crash.blame)
+    sides = ((crash.target, "drift_target"), (crash.reference, "drift_reference"))
+    drifts = [(side, crash.difference.get(key)) for side, key in sides]
+    if any(drift is None for _, drift in drifts):
+        return verdict
+    measured = [f"{side} is {_number(drift)} noise floors from float64" for side, drift in drifts]
+    return f"{verdict}: {measured[0]}, {measured[1]}"
+
+
+def _worst(difference: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if difference.get("index") is not None:
+        lines.append(f"at {difference['path']}{list(difference['index'])}")
+    elif difference.get("path"):
+        lines.append(f"at {difference['path']}")
+    for side in ("reference", "target", "truth"):
+        if difference.get(side):
+            name = "float64" if side == "truth" else side
+            lines.append(f"{name:9} {difference[side]}")
+    if difference.get("compared"):
+        lines.append(f"{difference['mismatched']} of {difference['compared']} elements differ")
+    return lines
+
+
+def _others(crash: Crash) -> list[str]:
+    rest = crash.verdict["differences"][1:]
+    lines = [f"{d['path']}: {d['kind']}, {d['mismatched']} of {d['compared']}: {d['message']}" for d in rest[:20]]
+    return lines + ([f"and {len(rest) - 20} more"] if len(rest) > 20 else [])
+
+
+def summary(name: str, tensor: Tensor) -> str:
+    """One input in a line: dtype, shape, range, and how many special values it holds."""
+    text = f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if tensor.numel() == 0:
+        return f"{text}, empty"
+    value = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    value = value.to_dense() if value.layout != torch.strided else value
+    if not value.is_floating_point():
+        whole = value.to(torch.int64)
+        return f"{text}, {int(whole.min())} to {int(whole.max())}"
+    tiny = torch.finfo(value.dtype).tiny
+    wide = value.double()
+    finite = wide[wide.isfinite()]
+    if finite.numel():
+        text += f", {float(finite.min()):.6g} to {float(finite.max()):.6g}"
+    counts = {
+        "NaN": wide.isnan(),
+        "+inf": wide == float("inf"),
+        "−inf": wide == -float("inf"),
+        "−0": (wide == 0) & wide.signbit(),
+        "subnormal": (wide != 0) & (wide.abs() < tiny),
+    }
+    special = [f"{int(mask.sum())} {what}" for what, mask in counts.items() if bool(mask.any())]
+    if finite.numel() <= _COUNTED:
+        repeated = finite.numel() - len(set(finite.tolist()))
+        special += [f"{repeated} repeated"] if repeated else []
+    return ", ".join([text, *special])
+
+
+def _made(crash: Crash) -> list[str]:
+    lines = []
+    if crash.recipe is None:
+        lines.append("from no recipe: the inputs are in inputs.safetensors")
+    else:
+        dims = ", ".join(f"{name} {size}" for name, size in crash.recipe.dims.items())
+        lines.append(f"base input {crash.recipe.draw}" + (f" with {dims}" if dims else ""))
+        lines += [f"{step.mutator} {dict(step.params)}" for step in crash.recipe.steps]
+    lines.append(f"size {_size(crash.sizes)} elements, random generators seeded with {crash.rng_seed}")
+    if crash.found:
+        lines.append("found: " + ", ".join(f"{key} {value}" for key, value in crash.found.items()))
+    return lines
+
+
+def _again(crash: Crash) -> list[str]:
+    folder = crash.folder if crash.folder is not None else f"crashes/{crash.id}"
+    return [f"xbfuzz replay {folder}", f"python {folder}/repro.py", f"expected: {crash.expect}"]
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    found = [f"  {line}" for line in lines if line]
+    return [title, *found, ""] if found else []
+
+
+def _tiers(tiers: Mapping[str, str]) -> str:
+    """The tiers that failed, or `-`."""
+    return ",".join(name for name, state in tiers.items() if state == "fail") or "-"
+
+
+def _size(sizes: Mapping[str, int]) -> str:
+    before, after = sizes.get("original"), sizes.get("reduced")
+    if before is None or after is None:
+        return "-"
+    return str(after) if before == after else f"{before}→{after}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else str(value)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return str(value)
+
+
+def _printable(text: str) -> str:
+    """Text from a crash folder must not move the cursor or colour the terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -1,0 +1,266 @@
+"""From two answers to a verdict: compare, screen, and ask the judge where the screen fails.
+
+This is the whole of tier 1 on live backends. A campaign uses it on every execution, replay on the files of a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fuzzer.backends.session import Answer, Session, State
+from fuzzer.seeds import Seed
+from fuzzer.trees import Leaves
+from fuzzer.verify.compare import Comparison, compare
+from fuzzer.verify.judge import THRESHOLD, OracleAnswer, judge
+from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.vacuity import Vacuity
+from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
+
+#: Runs under random rounding: at one place for the noise floor, at THRESHOLD places for decisions.
+DRAWS = 8
+DECISION_DRAWS = 24
+
+
+class OracleDown(Exception):
+    """The oracle could not be asked; the verdict is then not judged, and says why."""
+
+
+@dataclass
+class Bench:
+    """The sessions that a verdict may need. `oracle` is None for models that have none, with the reason."""
+
+    seed: Seed
+    reference: Session
+    target: Session
+    oracle: Session | None
+    no_oracle: str = ""
+
+
+@dataclass
+class Examined:
+    """A verdict with the answers it rests on."""
+
+    verdict: Verdict
+    reference: Answer
+    target: Answer
+    oracle: OracleAnswer | None = None
+
+
+def examine(
+    bench: Bench,
+    sample: Mapping[str, Tensor],
+    reference: Answer,
+    target: Answer,
+    *,
+    rng_seed: int,
+    vacuity: Vacuity | None,
+    screen: FloorScreen | None,
+    always_judge: bool = False,
+) -> Examined:
+    """The verdict on one sample, given both sides' answers to it.
+
+    With `screen` None, or `always_judge`, every float difference is judged. Where a difference stands, both sides
+    run again: one that disagrees with itself is `nondeterminism`, and that is then the finding.
+    """
+    early = _without_leaves(reference, target)
+    if early is not None:
+        return Examined(early, reference, target)
+    assert reference.leaves is not None
+    assert target.leaves is not None
+
+    def ask(decide: bool) -> OracleAnswer:
+        if bench.oracle is None:
+            raise OracleDown(bench.no_oracle or "this model has no oracle")
+        return ask_oracle(bench.oracle, sample, rng_seed=rng_seed, decide=decide)
+
+    verdict, oracle = tier1(
+        bench.seed,
+        reference.leaves,
+        target.leaves,
+        ask,
+        vacuity=vacuity,
+        screen=None if always_judge else screen,
+        learn=screen,
+    )
+    _state_differences(verdict, reference, target)
+    if verdict.differences:
+        _repeat(bench, sample, reference.leaves, target.leaves, verdict, rng_seed)
+    verdict.outcome = _outcome(verdict)
+    return Examined(verdict, reference, target, oracle)
+
+
+def tier1(
+    seed: Seed,
+    reference: Leaves,
+    target: Leaves,
+    ask: Callable[[bool], OracleAnswer],
+    *,
+    vacuity: Vacuity | None,
+    screen: FloorScreen | None = None,
+    learn: FloorScreen | None = None,
+) -> tuple[Verdict, OracleAnswer | None]:
+    """Compare two sets of leaves and judge what differs. `ask(decide)` gives the oracle's answer or raises OracleDown.
+
+    `screen` says what is not worth judging; `learn` is told the noise floors that were measured.
+    """
+    comparison = compare(reference, target, tolerance=seed.tolerance, signed_zero=seed.signed_zero, screen=screen)
+    verdict = Verdict(Outcome.PASS, compared=comparison.compared, stats=comparison.stats)
+    verdict.informative = _informative(reference, comparison, vacuity)
+    oracle = None
+    if comparison.differences:
+        oracle = _judge(seed, reference, target, comparison, verdict, learn, ask)
+    verdict.outcome = _outcome(verdict)
+    return verdict, oracle
+
+
+def _outcome(verdict: Verdict) -> Outcome:
+    if verdict.differences:
+        return Outcome.MISMATCH
+    return Outcome.PASS if verdict.informative else Outcome.VACUOUS
+
+
+def ask_oracle(session: Session, sample: Mapping[str, Tensor], *, rng_seed: int, decide: bool = False) -> OracleAnswer:
+    """The oracle's answer; `decide` asks with a wide amplitude and moved zeros, and for no truth.
+
+    Raises OracleDown where it raised or died; one that is not ready is prepared first.
+    """
+    if session.state is not State.READY and session.prepare() is not State.READY:
+        raise OracleDown(f"the oracle could not be prepared: {session.reason}")
+    answer = session.run(
+        sample,
+        rng_seed=rng_seed,
+        kind="judge",
+        draws=DECISION_DRAWS if decide else DRAWS,
+        amplitude=int(THRESHOLD) if decide else 1,
+        decide=decide,
+        truth=not decide,
+    )
+    if answer.leaves is None:
+        raise OracleDown(f"the oracle failed: {answer.error}")
+    return OracleAnswer.from_leaves(answer.leaves)
+
+
+def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
+    """The verdict where a side has no leaves: it died, raised, or the harness failed."""
+    for side, answer in (("reference", reference), ("target", target)):
+        if answer.failure is not None and answer.failure.kind == "internal":
+            return Verdict(Outcome.NOT_COMPARED, notes=[f"harness error on the {side}: {answer.error}"])
+    if reference.leaves is not None and target.leaves is not None:
+        return None
+    differences = [
+        Difference("$", Kind(str(answer.death.kind)), answer.death.message, blame=blame, **_texts(reference, target))
+        for answer, blame in ((target, Blame.TARGET), (reference, Blame.REFERENCE))
+        if answer.death is not None
+    ]
+    if differences:
+        return Verdict(Outcome.MISMATCH, differences=differences)
+    if reference.failure is not None and target.failure is not None:
+        kinds = f"{reference.failure.type} and {target.failure.type}"
+        return Verdict(Outcome.NOT_COMPARED, notes=[f"both sides raise: {kinds}"])
+    side = "reference" if reference.failure is not None else "target"
+    message = f"the {side} raises, the other side answers"
+    difference = Difference("$", Kind.EXCEPTION, message, blame=Blame.UNKNOWN, **_texts(reference, target))
+    return Verdict(Outcome.MISMATCH, differences=[difference])
+
+
+def _texts(reference: Answer, target: Answer) -> dict[str, str]:
+    return {"reference": reference.error or "answers", "target": target.error or "answers"}
+
+
+def _informative(reference: Leaves, comparison: Comparison, vacuity: Vacuity | None) -> int:
+    """Elements compared in leaves that are known to change with the input."""
+    if vacuity is None:
+        return comparison.compared
+    total = 0
+    for path, leaf in reference.items():
+        if path in vacuity.informative or path not in vacuity.reasons:
+            total += leaf.numel() if isinstance(leaf, Tensor) else int(isinstance(leaf, int | float))
+    return min(total, comparison.compared)
+
+
+def _judge(
+    seed: Seed,
+    reference: Leaves,
+    target: Leaves,
+    comparison: Comparison,
+    verdict: Verdict,
+    learn: FloorScreen | None,
+    ask: Callable[[bool], OracleAnswer],
+) -> OracleAnswer | None:
+    try:
+        oracle = ask(False)
+    except OracleDown as error:
+        verdict.notes.append(f"not judged: {error}")
+        verdict.differences = list(comparison.differences)
+        return None
+
+    def decide() -> OracleAnswer | None:
+        try:
+            return ask(True)
+        except OracleDown as error:
+            verdict.notes.append(f"decisions not judged: {error}")
+            return None
+
+    found = judge(reference, target, comparison, oracle, decide, own_tolerance=seed.tolerance is not None)
+    if learn is not None:
+        learn.learn(found.floors)
+    verdict.judged = True
+    verdict.differences = found.standing
+    verdict.notes += found.notes
+    if found.rounding:
+        verdict.notes.append(f"rounding only at {', '.join(sorted({d.path for d in found.rounding}))}")
+    return oracle
+
+
+def _state_differences(verdict: Verdict, reference: Answer, target: Answer) -> None:
+    for answer, blame, side in ((reference, Blame.REFERENCE, "reference"), (target, Blame.TARGET, "target")):
+        if answer.changed:
+            message = f"a run on the {side} changed {', '.join(answer.changed)}"
+            verdict.differences.append(Difference("$", Kind.MUTATION, message, blame=blame))
+
+
+def _repeat(
+    bench: Bench,
+    sample: Mapping[str, Tensor],
+    reference: Leaves,
+    target: Leaves,
+    verdict: Verdict,
+    rng_seed: int,
+) -> None:
+    """Run each side once more; what one side does not say twice is its own nondeterminism, not a disagreement."""
+    for session, before, blame in (
+        (bench.reference, reference, Blame.REFERENCE),
+        (bench.target, target, Blame.TARGET),
+    ):
+        if session.state is not State.READY:
+            verdict.notes.append(f"{session.backend} was not run again: it is {session.state}")
+            continue
+        again = session.run(sample, rng_seed=rng_seed, check=True)
+        if again.leaves is None:
+            message = f"{session.backend} answered once, and then: {again.error}"
+            verdict.differences = [Difference("$", Kind.NONDETERMINISM, message, blame=blame)]
+            return
+        if any("content hash" in changed for changed in again.changed):
+            message = f"{session.backend} has changed its parameters"
+            verdict.differences.append(Difference("$", Kind.MUTATION, message, blame=blame))
+        unstable = _unstable(before, again.leaves, verdict)
+        if unstable is not None:
+            message = f"{session.backend} disagrees with itself at {unstable.path}: {unstable.message}"
+            verdict.differences = [Difference(unstable.path, Kind.NONDETERMINISM, message, blame=blame)]
+            return
+
+
+def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | None:
+    """A difference of a side from itself that could explain the verdict's: same leaf, same kind, a tenth of the size."""
+    repeated = compare(before, again)
+    sizes = {stats.path: stats.max_abs for stats in verdict.stats}
+    own = {stats.path: stats.max_abs for stats in repeated.stats}
+    for mine in repeated.differences:
+        for other in verdict.differences:
+            alike = (mine.path, mine.kind) == (other.path, other.kind)
+            if alike and (mine.kind is not Kind.VALUE or own[mine.path] >= 0.1 * sizes.get(mine.path, 0.0)):
+                return mine
+    return None

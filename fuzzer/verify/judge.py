@@ -1,0 +1,390 @@
+"""The judge: is a difference more than the model's own rounding, and which side is wrong?
+
+Pure functions over what the oracle measured on the same input: the float64 answer y, the module's plain answer p, and K
+answers under random rounding. The noise floor of an element is φ = max over the K runs of |pₖ − p|, but at least the
+median over its leaf, so that a lucky element cannot make a false alarm. A side's drift is d = |x − y| / (φ + ulp(y)).
+
+A difference stands where the two sides are more than T floors apart and one of them is more than T floors from y. A
+decision (an index, a kept box, a flipped bit) that some run at an amplitude of T places takes otherwise is a near-tie:
+it stands, but neither side is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fuzzer.trees import ROOT, Leaf, Leaves
+from fuzzer.verify.compare import Comparison, as_real
+from fuzzer.verify.ulp import FORMATS, ulp
+from fuzzer.verify.verdict import Blame, Difference, Kind
+
+#: Noise floors: benign reorderings stay below 2, one element moved by 1e-4 of an output's spread is 11 or more.
+THRESHOLD = 5.0
+#: Movement that grows less than this when the amplitude grows fivefold is a decision that flips, not noise.
+_DECISION_GROWTH = 2.0
+#: Gaps below this many ulp of the leaf's largest value are never looked at as decisions.
+_DECISION_ULP = 1000.0
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`."""
+
+    plain: Leaves
+    truth: Leaves | None
+    draws: list[Leaves]
+    no_truth: str = ""
+
+    @classmethod
+    def from_leaves(cls, leaves: Leaves) -> OracleAnswer:
+        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`."""
+        groups: dict[str, Leaves] = {}
+        for path, leaf in leaves.items():
+            head, rest = _split(path)
+            groups.setdefault(head, {})[rest or ROOT] = leaf
+        truth = groups.get(".truth")
+        no_truth = ""
+        if truth is not None and ".no_truth" in truth:
+            no_truth, truth = str(truth[".no_truth"]), None
+        draws = [groups[head] for head in sorted((h for h in groups if h.startswith(".draws")), key=_number)]
+        return cls(groups.get(".plain", {}), truth, draws, no_truth)
+
+
+@dataclass
+class Judgement:
+    """The differences that stand, those that were rounding, and the noise floor of each float leaf (float64)."""
+
+    standing: list[Difference]
+    rounding: list[Difference]
+    floors: dict[str, Tensor]
+    notes: list[str]
+
+
+def judge(
+    reference: Leaves,
+    target: Leaves,
+    comparison: Comparison,
+    oracle: OracleAnswer,
+    decide: Callable[[], OracleAnswer | None],
+    *,
+    threshold: float = THRESHOLD,
+    own_tolerance: bool = False,
+) -> Judgement:
+    """Judge each difference of `comparison`.
+
+    `decide` gives the oracle's answer at an amplitude of `threshold` places with zeros moved as well; it is asked
+    at most
+    once, and only where a decision is in question. With `own_tolerance` (the seed has one) what is within the
+    noise still
+    stands, with nobody to blame.
+    """
+    asked: list[OracleAnswer | None] = []
+
+    def decisions() -> OracleAnswer | None:
+        if not asked:
+            asked.append(decide())
+        return asked[0]
+
+    found = Judgement([], [], {}, [])
+    if oracle.truth is None:
+        found.notes.append(f"no float64 answer: {oracle.no_truth or 'the oracle gave none'}")
+    case = _Case(reference, target, oracle, decisions, threshold, own_tolerance)
+    for path, leaf in reference.items():
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            floor = noise_floor(path, oracle)
+            if floor is not None:
+                found.floors[path] = floor
+    for difference in comparison.differences:
+        judged = case.judge(difference, comparison, found)
+        (found.rounding if judged is None else found.standing).append(judged or difference)
+    return found
+
+
+def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
+    """φ of a float leaf: float64, the shape of `as_real` of it. None where the oracle has no such leaf.
+
+    Runs in which the leaf's shape changed, and elements that are not finite in a run, tell nothing and count as
+    unmoved.
+    """
+    return _movement(path, oracle)
+
+
+def _movement(path: str, oracle: OracleAnswer) -> Tensor | None:
+    plain = oracle.plain.get(path)
+    if not isinstance(plain, Tensor):
+        return None
+    p = as_real(plain).to(torch.float64)
+    moved = torch.zeros_like(p)
+    for leaf in _same_shape(path, plain, oracle.draws):
+        gap = (as_real(leaf).to(torch.float64) - p).abs()
+        moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
+    finite = moved[torch.isfinite(p)]
+    least = finite.median() if finite.numel() else torch.zeros((), dtype=torch.float64)
+    return moved.clamp(min=float(least))
+
+
+@dataclass(frozen=True)
+class _Case:
+    reference: Leaves
+    target: Leaves
+    oracle: OracleAnswer
+    decisions: Callable[[], OracleAnswer | None]
+    threshold: float
+    own_tolerance: bool
+
+    def judge(self, difference: Difference, comparison: Comparison, found: Judgement) -> Difference | None:
+        """The difference with what is now known of it; None where it is rounding."""
+        path = difference.path
+        if difference.kind is Kind.VALUE and path in comparison.masks and path in found.floors:
+            return self._values(difference, comparison.masks[path], found.floors[path])
+        if difference.kind is Kind.NONFINITE and path in comparison.nonfinite:
+            return self._nonfinite(difference, comparison.nonfinite[path])
+        if difference.kind is Kind.INTEGER:
+            return self._integers(difference)
+        if difference.kind in (Kind.SHAPE, Kind.ARITY):
+            return self._structure(difference)
+        return replace(difference, blame=self._blame_by_equality(path))
+
+    def _values(self, difference: Difference, mask: Tensor, floor: Tensor) -> Difference | None:
+        path = difference.path
+        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        if r is None or t is None or floor.shape != r.shape:
+            return replace(difference, blame=Blame.UNKNOWN)
+        dtype = _dtype(self.reference[path])
+        unit = floor + ulp(r if y is None or y.shape != r.shape else y.nan_to_num(0, 0, 0), dtype)
+        gap = (t - r).abs() / unit
+        if y is None or y.shape != r.shape:
+            d_r = d_t = torch.full_like(r, float("nan"))
+            over = mask & (gap > self.threshold)
+        else:
+            d_r, d_t = ((side - y).abs().nan_to_num(float("inf")) / unit for side in (r, t))
+            over = mask & (gap > self.threshold) & (torch.maximum(d_r, d_t) > self.threshold)
+        if bool(over.any()):
+            return self._wrong_values(difference, over, gap, d_r, d_t, floor)
+        if self._coarser_grid(path, r, t, mask):
+            return self._described(difference, mask, gap, d_r, d_t, Blame.TARGET, "leave the grid of a narrower dtype")
+        if self._is_decision(path, mask, floor, (t - r).abs(), dtype):
+            return self._described(difference, mask, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
+        if self.own_tolerance:
+            what = "are over the tolerance but within the noise"
+            return self._described(difference, mask, gap, d_r, d_t, Blame.NEITHER, what)
+        return None
+
+    def _wrong_values(
+        self, difference: Difference, over: Tensor, gap: Tensor, d_r: Tensor, d_t: Tensor, floor: Tensor
+    ) -> Difference:
+        path = difference.path
+        wide = self.decisions()
+        flips = None if wide is None else _movement(path, wide)
+        if flips is not None and flips.shape == floor.shape:
+            jumped = flips > 4 * self.threshold * floor
+            r, t = (self._real(side, path) for side in (self.reference, self.target))
+            assert r is not None
+            assert t is not None
+            if bool((jumped & ((t - r).abs() <= 2 * flips))[over].all()):
+                return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
+        if bool(torch.isnan(d_t).all()):
+            blame = Blame.UNKNOWN
+        else:
+            blame = _blame(bool((d_t[over] > self.threshold).any()), bool((d_r[over] > self.threshold).any()))
+        return self._described(difference, over, gap, d_r, d_t, blame, "are beyond the noise")
+
+    def _described(
+        self,
+        difference: Difference,
+        mask: Tensor,
+        gap: Tensor,
+        d_r: Tensor,
+        d_t: Tensor,
+        blame: Blame,
+        what: str,
+        *,
+        tie: bool = False,
+    ) -> Difference:
+        at = _worst(mask, gap)
+        path = difference.path
+        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        assert r is not None
+        assert t is not None
+        known = y is not None and y.shape == r.shape
+        return replace(
+            difference,
+            message=f"{int(mask.sum())} of {mask.numel()} elements {what}; the worst {float(gap[at]):.3g} floors apart",
+            mismatched=int(mask.sum()),
+            index=at,
+            reference=repr(float(r[at])),
+            target=repr(float(t[at])),
+            truth=repr(float(y[at])) if known and y is not None else "",
+            drift_reference=float(d_r[at]) if known else None,
+            drift_target=float(d_t[at]) if known else None,
+            near_tie=tie,
+            blame=blame,
+        )
+
+    def _is_decision(self, path: str, mask: Tensor, floor: Tensor, gap: Tensor, dtype: torch.dtype) -> bool:
+        """Whether movement that looks like noise is a decision that flips: it does not grow with the amplitude."""
+        r = self._real(self.reference, path)
+        assert r is not None
+        finite = r[torch.isfinite(r)].abs()
+        scale = finite.max() if finite.numel() else torch.zeros((), dtype=torch.float64)
+        large = mask & (gap > _DECISION_ULP * ulp(scale, dtype))
+        if not bool(large.any()):
+            return False
+        wide = self.decisions()
+        flips = None if wide is None else _movement(path, wide)
+        if flips is None or flips.shape != floor.shape:
+            return True  # the shape itself changes when rounding does
+        return float((flips[large] / floor[large].clamp(min=1e-300)).median()) < _DECISION_GROWTH
+
+    def _coarser_grid(self, path: str, r: Tensor, t: Tensor, mask: Tensor) -> bool:
+        """Whether the reference and all perturbed runs answer on the grid of a 16-bit dtype and the target does not.
+
+        A float16 chain inside a float32 model moves by whole float16 steps, so that a target which skips the rounding
+        stays within that noise; but it leaves the grid, which rounding never does.
+        """
+        plain = self.oracle.plain.get(path)
+        leaf = self.reference[path]
+        if not isinstance(plain, Tensor) or not isinstance(leaf, Tensor) or leaf.dtype != torch.float32:
+            return False
+        for narrow in (torch.float16, torch.bfloat16):
+            sides = [r, *(as_real(d).to(torch.float64) for d in _same_shape(path, plain, self.oracle.draws))]
+            if all(_on_grid(side, narrow) for side in sides) and not _on_grid(t[mask], narrow):
+                return int((~_each_on_grid(t[mask], narrow)).sum()) >= 4 or t.numel() < 4
+        return False
+
+    def _nonfinite(self, difference: Difference, odd: Tensor) -> Difference:
+        path = difference.path
+        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        if r is None or t is None:
+            return replace(difference, blame=Blame.UNKNOWN)
+        dtype = _dtype(self.reference[path])
+        plain = self.oracle.plain.get(path)
+        draws = _same_shape(path, plain, self.oracle.draws) if isinstance(plain, Tensor) else []
+        edge = any(bool(_same_class(as_real(d).to(torch.float64), t)[odd].all()) for d in draws)
+        if y is None or y.shape != r.shape:
+            return replace(difference, near_tie=edge, blame=Blame.NEITHER if edge else Blame.UNKNOWN)
+        narrow = y.to(dtype).to(torch.float64)  # what float64 answers, in the range of the leaf's dtype
+        right_r, right_t = (bool(_same_class(side, narrow)[odd].all()) for side in (r, t))
+        blame = Blame.NEITHER if edge else _blame(not right_t, not right_r)
+        at = difference.index or ()
+        return replace(difference, truth=repr(float(narrow[at])), near_tie=edge, blame=blame)
+
+    def _integers(self, difference: Difference) -> Difference:
+        path = difference.path
+        r, t = self.reference[path], self.target[path]
+        if not isinstance(r, Tensor) or not isinstance(t, Tensor) or r.shape != t.shape:
+            return replace(difference, blame=self._blame_by_equality(path))
+        unequal = r.to("cpu") != t.to("cpu")
+        wide = self.decisions()
+        tie = wide is not None and _all_flip(path, unequal, wide)
+        truth = self.oracle.truth.get(path) if self.oracle.truth is not None else None
+        at = difference.index or ()
+        text = str(truth[at].item()) if isinstance(truth, Tensor) and truth.shape == r.shape else ""
+        if tie:
+            return replace(difference, truth=text, near_tie=True, blame=Blame.NEITHER)
+        if not isinstance(truth, Tensor) or truth.shape != r.shape:
+            return replace(difference, truth=text, blame=Blame.UNKNOWN)
+        wrong_r, wrong_t = (bool((side.to("cpu") != truth)[unequal].any()) for side in (r, t))
+        return replace(difference, truth=text, blame=_blame(wrong_t, wrong_r))
+
+    def _structure(self, difference: Difference) -> Difference:
+        """A shape or a set of leaves: a near-tie where it varies under rounding, else judged by float64's."""
+        path = difference.path
+        wide = self.decisions()
+        if wide is not None and any(_shape(d.get(path)) != _shape(wide.plain.get(path)) for d in wide.draws):
+            return replace(difference, near_tie=True, blame=Blame.NEITHER)
+        if self.oracle.truth is None:
+            return replace(difference, blame=Blame.UNKNOWN)
+        y, r, t = (_shape(side.get(path)) for side in (self.oracle.truth, self.reference, self.target))
+        return replace(difference, blame=_blame(t != y, r != y))
+
+    def _blame_by_equality(self, path: str) -> Blame:
+        """For what has no noise (dtypes, plain values): the side that is as the module itself says."""
+        plain = self.oracle.plain
+        as_plain = [_kind_of(side.get(path)) == _kind_of(plain.get(path)) for side in (self.reference, self.target)]
+        return _blame(not as_plain[1], not as_plain[0])
+
+    @staticmethod
+    def _real(side: Leaves | None, path: str) -> Tensor | None:
+        leaf = None if side is None else side.get(path)
+        if isinstance(leaf, float):
+            return torch.tensor(leaf, dtype=torch.float64)
+        return as_real(leaf).to(torch.float64) if isinstance(leaf, Tensor) else None
+
+
+def _blame(target_wrong: bool, reference_wrong: bool) -> Blame:
+    if target_wrong and reference_wrong:
+        return Blame.BOTH
+    if target_wrong:
+        return Blame.TARGET
+    return Blame.REFERENCE if reference_wrong else Blame.UNKNOWN
+
+
+def _all_flip(path: str, unequal: Tensor, oracle: OracleAnswer) -> bool:
+    """Whether each element of the mask is decided otherwise in some perturbed run."""
+    plain = oracle.plain.get(path)
+    if not isinstance(plain, Tensor) or plain.shape != unequal.shape:
+        return False
+    flipped = torch.zeros_like(unequal)
+    for draw in oracle.draws:
+        leaf = draw.get(path)
+        flipped |= (leaf != plain) if isinstance(leaf, Tensor) and leaf.shape == plain.shape else True
+    return bool(flipped[unequal].all())
+
+
+def _same_class(a: Tensor, b: Tensor) -> Tensor:
+    """Where both are NaN, both the same infinity, or both finite."""
+    if a.shape != b.shape:
+        return torch.zeros_like(b, dtype=torch.bool)
+    both_finite = torch.isfinite(a) & torch.isfinite(b)
+    return both_finite | (torch.isnan(a) & torch.isnan(b)) | (a == b)
+
+
+def _same_shape(path: str, plain: Tensor, draws: Iterable[Leaves]) -> list[Tensor]:
+    leaves = (draw.get(path) for draw in draws)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape == plain.shape]
+
+
+def _each_on_grid(values: Tensor, narrow: torch.dtype) -> Tensor:
+    return (values.to(narrow).to(torch.float64) == values) | torch.isnan(values)
+
+
+def _on_grid(values: Tensor, narrow: torch.dtype) -> bool:
+    return bool(_each_on_grid(values, narrow).all())
+
+
+def _dtype(leaf: Leaf) -> torch.dtype:
+    if not isinstance(leaf, Tensor):
+        return torch.float64
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
+    dtype = real.get(leaf.dtype, leaf.dtype)
+    return dtype if dtype in FORMATS else torch.float64
+
+
+def _worst(mask: Tensor, gap: Tensor) -> tuple[int, ...]:
+    flat = int(torch.where(mask, gap.nan_to_num(float("inf"), float("inf")), -1.0).argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), mask.shape)) if mask.dim() else ()
+
+
+def _shape(leaf: Leaf) -> object:
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf)
+
+
+def _kind_of(leaf: Leaf) -> object:
+    return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf
+
+
+def _split(path: str) -> tuple[str, str]:
+    for head in (".plain", ".truth"):
+        if path.startswith(head):
+            return head, path[len(head) :]
+    end = path.index("]") + 1
+    return path[:end], path[end:]
+
+
+def _number(head: str) -> int:
+    return int(head[len(".draws[") : -1])

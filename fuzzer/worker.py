@@ -1,0 +1,216 @@
+"""The worker: a process that holds one prepared backend and answers requests on its standard streams.
+
+`python -m fuzzer.worker`. Standard output belongs to the protocol, so whatever a model or a library prints goes to
+standard error. The worker seeds the random generators before every call, hands out copies of the inputs, watches
+whether a
+call changes inputs or parameters, and reports every exception as what it is.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fuzzer.backends.protocol import (
+    ORACLE,
+    PROTOCOL,
+    Failure,
+    Frame,
+    failure_header,
+    pack_leaves,
+    read_frame,
+    write_frame,
+)
+
+if TYPE_CHECKING:  # imported when a model is prepared: a worker must be able to say why it cannot
+    from fuzzer.backends.base import Backend
+
+
+def main() -> None:
+    """Serve until the stream ends or `exit` is asked for."""
+    reader, writer = _take_streams()
+    faulthandler.enable()
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    _serve(reader, writer)
+
+
+def _take_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The protocol's streams, with file descriptors 0 and 1 given to /dev/null and standard error."""
+    reader = os.fdopen(os.dup(0), "rb")
+    writer = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return reader, writer
+
+
+def _die_with_parent(parent: int) -> None:
+    """A campaign that was killed leaves no worker behind, not even one in the middle of a compile."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _serve(reader: BinaryIO, writer: BinaryIO) -> None:
+    holder: _Holder | None = None
+    while (frame := read_frame(reader)) is not None:
+        action = frame.header.get("do")
+        if action == "exit":
+            return
+        try:
+            if action == "prepare":
+                holder, header, payload = _prepare(frame)
+            elif action == "run" and holder is not None:
+                header, payload = holder.run(frame)
+            elif action == "weights" and holder is not None:
+                header, payload = holder.weights()
+            else:
+                header, payload = failure_header(Failure("internal", "ProtocolError", f"cannot {action!r} now")), b""
+        except Exception as error:  # recorded and sent: what the harness itself gets wrong must be seen
+            header, payload = failure_header(_failure("internal", error)), b""
+        write_frame(writer, header, payload)
+
+
+def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
+    """Build the model and prepare the backend: a holder for it, or a header that says why not."""
+    import torch
+
+    torch.set_num_threads(1)
+    from fuzzer import tensors
+    from fuzzer.backends.oracle import Oracle
+    from fuzzer.backends.registry import backend_class, parse
+    from fuzzer.backends.spec import BackendSpec
+    from fuzzer.errors import ModelError, Unsupported
+    from fuzzer.models import build_model
+    from fuzzer.seeds.load import seed_from_json
+
+    request = frame.header
+    started = time.perf_counter()
+    seed = seed_from_json(request["seed"], Path(request["base"]))
+    cache = Path(request["cache"]) if request.get("cache") else None
+    backend: Backend
+    if request["backend"] == ORACLE:
+        backend = Oracle(BackendSpec.parse(ORACLE))
+    else:
+        spec = parse(request["backend"])
+        backend = backend_class(spec.runtime)(spec)
+    example = tensors.decode(frame.payload)
+    try:
+        model = build_model(seed, cache)
+    except ModelError as error:
+        return None, failure_header(Failure("model", "ModelError", str(error))), b""
+    holder = _Holder(backend, model)
+    torch.manual_seed(0)
+    try:
+        backend.prepare(model, example)
+    except Unsupported as error:
+        return None, failure_header(Failure("unsupported", "Unsupported", error.reason, error.stage)), b""
+    except Exception as error:  # a backend that fails in its own way refuses the model too; the traceback is kept
+        return None, failure_header(_failure("unsupported", error, stage="prepare")), b""
+    header = {
+        "ok": True,
+        "protocol": PROTOCOL,
+        "seconds": time.perf_counter() - started,
+        "weights_hash": holder.weights_before,
+        "evidence": backend.evidence(),
+        "versions": _versions(),
+    }
+    return holder, header, b""
+
+
+class _Holder:
+    """A prepared backend with what rule 2 needs: fingerprints of the parameters, and copies of inputs."""
+
+    def __init__(self, backend: Any, model: Any) -> None:
+        from fuzzer.models import weights_hash
+
+        self._backend = backend
+        self._model = model
+        self._hash = weights_hash
+        self.weights_before = weights_hash(model.module) if model.module is not None else ""
+
+    def run(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        import torch
+
+        from fuzzer import tensors
+        from fuzzer.trees import flatten, map_tensors
+
+        request = frame.header
+        sample = tensors.decode(frame.payload)
+        inputs = {name: tensor.clone() for name, tensor in sample.items()}
+        versions = self._versions(inputs)
+        torch.manual_seed(int(request.get("rng_seed", 0)))
+        started = time.perf_counter()
+        try:
+            if "variant" in request:
+                output = self._backend.run_variant(inputs, request["variant"])
+            else:
+                output = self._backend.run(inputs)
+            output = map_tensors(output, lambda tensor: tensor.detach().to("cpu"))
+        except Exception as error:  # the model's or the backend's: an answer like any other
+            header = failure_header(_failure("exception", error))
+            return header | {"evidence": self._backend.evidence()}, b""
+        seconds = time.perf_counter() - started
+        changed = [f"input {name}" for name in inputs if not same_bits(inputs[name], sample[name])]
+        changed += [name for name, version in self._versions(inputs).items() if version != versions[name]]
+        header = {"ok": True, "seconds": seconds, "evidence": self._backend.evidence()}
+        if request.get("check") and self._model.module is not None:
+            header["weights_hash"] = self._hash(self._model.module)
+            if header["weights_hash"] != self.weights_before:
+                changed.append("parameters (content hash)")
+        header["changed"] = sorted(set(changed))
+        header["leaves"], payload = pack_leaves(flatten(output))
+        return header, payload
+
+    def weights(self) -> tuple[dict[str, Any], bytes]:
+        """The model's state dict, for a crash folder to keep."""
+        from fuzzer import tensors
+
+        state = self._model.module.state_dict() if self._model.module is not None else {}
+        return {"ok": True}, tensors.encode(state)
+
+    def _versions(self, inputs: dict[str, Any]) -> dict[str, int]:
+        versions = {f"input {name}": tensor._version for name, tensor in inputs.items()}
+        if self._model.module is not None:
+            module = self._model.module
+            versions |= {f"parameter {name}": p._version for name, p in module.named_parameters()}
+            versions |= {f"buffer {name}": b._version for name, b in module.named_buffers()}
+        return versions
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two tensors hold the same bits, NaN payloads and signs of zero included."""
+    from fuzzer.tensors import raw_bytes
+
+    return a.shape == b.shape and a.dtype == b.dtype and raw_bytes(a) == raw_bytes(b)
+
+
+def _failure(kind: str, error: BaseException, stage: str = "") -> Failure:
+    text = "".join(traceback.format_exception(error))
+    return Failure(kind, type(error).__name__, _first_lines(str(error)), stage, text[-4000:])
+
+
+def _first_lines(message: str, length: int = 500) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " / ".join(lines)[:length] or "(no message)"
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what is loaded in this process, and of Python."""
+    versions = {"python": sys.version.split()[0]}
+    for name in ("torch", "torchvision", "onnxruntime", "onnx", "onnxscript", "numpy"):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "__version__", None):
+            versions[name] = str(module.__version__)
+    return versions
+
+
+if __name__ == "__main__":
+    main()
