@@ -140,6 +140,7 @@ class _Holder:
         import torch
 
         from fuzzer import tensors
+        from fuzzer.errors import Unsupported
         from fuzzer.trees import flatten, map_tensors
 
         request = frame.header
@@ -155,7 +156,9 @@ class _Holder:
                 output = self._backend.run(inputs)
             output = map_tensors(output, lambda tensor: tensor.detach().to("cpu"))
         except Exception as error:  # the model's or the backend's: an answer like any other
-            header = failure_header(_failure("exception", error))
+            # A backend may refuse one sample, such as a shape its graph was not made for: that is no answer to compare.
+            kind = "unsupported" if isinstance(error, Unsupported) else "exception"
+            header = failure_header(_failure(kind, error))
             return header | {"evidence": self._backend.evidence()}, b""
         seconds = time.perf_counter() - started
         changed = [f"input {name}" for name in inputs if not same_bits(inputs[name], sample[name])]

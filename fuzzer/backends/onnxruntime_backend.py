@@ -202,7 +202,7 @@ def feeds(names: list[str], inputs: list[str], *, by_position: bool) -> dict[str
 def placement(session: Any) -> dict[str, dict[str, int]]:
     """Execution provider → operator → number of nodes, after the session's graph optimisations.
 
-    Empty where this onnxruntime does not tell (the interface is newer than 1.22).
+    Empty where this onnxruntime does not tell (the interface is newer than 1.23).
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return {}

@@ -5,6 +5,7 @@ A campaign confirms a finding by exactly this, before the crash is stored: there
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -78,8 +79,8 @@ class Replayed:
 def replay(crash: Crash, where: Where, *, keep_weights: bool = False) -> Replayed:
     """Run a crash's input on its two backends in fresh processes, and judge the answers as a campaign does.
 
-    The first attempt decides what is seen; the others tell flaky from reproduces and from fixed. `keep_weights`: ask the
-    reference for its state dict (a campaign stores it).
+    The first attempt decides what is seen; the others tell flaky from reproduces and from fixed. `keep_weights`: ask
+    the reference for its state dict (a campaign stores it).
     """
     result = Replayed(crash.id, CrashState.UNAVAILABLE, crash.expect, differs=_differences(crash.environment))
     for spec in (crash.reference, crash.target):
@@ -122,7 +123,7 @@ def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool) -
             if session.state is not State.READY:
                 session.prepare_begin()
         while any(session.prepare_poll() is State.PREPARING for session in sessions):
-            _pause()
+            time.sleep(0.02)
         refused = next((s for s in sessions if s.state is State.REFUSED), None)
         if refused is not None:
             result.detail = f"{refused.backend}: {refused.reason}"
@@ -138,12 +139,6 @@ def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool) -
     result.attempts, result.reproduced = len(seen), seen.count(crash.signature)
     result.state, result.detail = _state(crash, seen, result)
     return result
-
-
-def _pause() -> None:
-    import time
-
-    time.sleep(0.02)
 
 
 def _examine(crash: Crash, bench: Bench) -> Examined:

@@ -90,7 +90,7 @@ def compiled(
 ) -> Any:
     """torch.compile: first on the example, as it was found, then on the sample."""
     torch._dynamo.reset()
-    run = torch.compile(module.to(device), backend=backend, **options)
+    run: Any = torch.compile(module.to(device), backend=backend, **options)
 
     def once(inputs: Any) -> Any:
         inputs = {name: tensor.to(device) for name, tensor in inputs.items()}

@@ -88,9 +88,9 @@ def provisional(
     difference = primary(verdict)
     if difference is None:
         raise ValueError("a verdict without differences has nothing to diagnose")
-    sides = [{path: _dense(leaf) for path, leaf in (side or {}).items()} for side in (reference, target, truth)]
+    left, right, exact = (_dense(side or {}) for side in (reference, target, truth))
     inputs = {name: facts.dense(tensor) for name, tensor in sample.items()}
-    case = _Case(difference, verdict, *sides, inputs)
+    case = _Case(difference, verdict, left, right, exact, inputs)
     name, why = _first(case)
     label = suspected(name)
     if reproduced and name == "execution/crash":
@@ -98,8 +98,8 @@ def provisional(
     return Diagnosis(label, [why, *_common(case, spec)])
 
 
-def _dense(leaf: Leaf) -> Leaf:
-    return facts.dense(leaf) if isinstance(leaf, Tensor) else leaf
+def _dense(leaves: Leaves) -> Leaves:
+    return {path: facts.dense(leaf) if isinstance(leaf, Tensor) else leaf for path, leaf in leaves.items()}
 
 
 def _first(case: _Case) -> tuple[str, str]:

@@ -148,6 +148,8 @@ def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
     for side, answer in (("reference", reference), ("target", target)):
         if answer.failure is not None and answer.failure.kind == "internal":
             return Verdict(Outcome.NOT_COMPARED, notes=[f"harness error on the {side}: {answer.error}"])
+        if answer.failure is not None and answer.failure.kind == "unsupported":
+            return Verdict(Outcome.NOT_COMPARED, notes=[f"the {side} cannot run this input: {answer.error}"])
     if reference.leaves is not None and target.leaves is not None:
         return None
     differences = [
@@ -254,7 +256,7 @@ def _repeat(
 
 
 def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | None:
-    """A difference of a side from itself that could explain the verdict's: same leaf, same kind, a tenth of the size."""
+    """A difference of a side from itself that could explain the verdict's: same leaf and kind, a tenth of the size."""
     repeated = compare(before, again)
     sizes = {stats.path: stats.max_abs for stats in verdict.stats}
     own = {stats.path: stats.max_abs for stats in repeated.stats}
