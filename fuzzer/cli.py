@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch takes more than a second to import: --help does witho
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """`90s`, `10m`, `1h`, `2h30m`."""
 
     name = "duration"

@@ -61,7 +61,7 @@ def _restore(value: Tensor, mark: str | None) -> Tensor:
     if mark == "complex":
         return torch.view_as_complex(value)
     if mark == "sparse_coo":
-        return value.to_sparse_coo()
+        return value.to_sparse()
     if mark == "sparse_csr":
         return value.to_sparse_csr()
     raise ValueError(f"unknown mark {mark!r} in a safetensors file")

@@ -61,7 +61,7 @@ class Oracle(Backend):
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            with Float64():
+            with Float64():  # type: ignore[no-untyped-call]
                 return self._call(self._wide, {name: widen(tensor) for name, tensor in _copies(sample).items()})
         except Exception as error:  # recorded: the verdict then says that there was no float64 answer, and why
             return {"no_truth": f"{type(error).__name__}: {error}"[:300]}

@@ -6,6 +6,7 @@ One request is in flight at a time. `poll` never blocks, so that one campaign th
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import signal
@@ -138,7 +139,7 @@ class Worker:
 
     def _read(self) -> None:
         stream = self._process.stdout
-        assert stream is not None
+        assert isinstance(stream, io.BufferedReader)
         while True:
             try:
                 frame = read_frame(stream)
@@ -152,8 +153,8 @@ class Worker:
     @property
     def _stdin(self) -> BinaryIO:
         stream = self._process.stdin
-        assert stream is not None
-        return stream  # type: ignore[return-value]
+        assert isinstance(stream, io.BufferedWriter)
+        return stream
 
     def _received(self, item: Frame | ProtocolError | None) -> Frame | Death:
         limits, self._limits = self._limits, None

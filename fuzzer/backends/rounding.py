@@ -36,7 +36,7 @@ _BITS = {
 }
 
 
-class RandomRounding(TorchDispatchMode):
+class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operators round, by up to `amplitude` units in the last place, drawn from `seed`.
 
     `move_zeros`: exact zeros among the operands of a decision also move, by a few of the smallest subnormals. Used
@@ -45,7 +45,7 @@ class RandomRounding(TorchDispatchMode):
     """
 
     def __init__(self, seed: int, amplitude: int = 1, *, move_zeros: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self._amplitude = amplitude
         self._move_zeros = move_zeros
@@ -106,7 +106,7 @@ class RandomRounding(TorchDispatchMode):
         return moved
 
 
-class Float64(TorchDispatchMode):
+class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator on float64 in place of float32."""
 
     def __torch_dispatch__(
@@ -152,7 +152,7 @@ def formulas() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
 
     wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]
-    found: dict[Any, Callable[..., Any]] = get_decompositions(wanted)  # type: ignore[arg-type]
+    found: dict[Any, Callable[..., Any]] = get_decompositions(wanted)
     return {op: found[op] for op in found if "backward" not in str(op) and not op._schema.is_mutable}
 
 

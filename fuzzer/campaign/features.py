@@ -31,7 +31,7 @@ def _of_tensor(leaf: Tensor) -> set[str]:
         "nan": torch.isnan(values).sum(),
         "inf": torch.isinf(values).sum(),
         "zero": (values == 0).sum(),
-        "ties": torch.tensor(finite.numel() - finite.unique().numel()),
+        "ties": torch.tensor(finite.numel() - len(torch.unique(finite))),
     }
     if leaf.is_floating_point():
         counts["subnormal"] = ((finite != 0) & (finite.abs() < torch.finfo(leaf.dtype).tiny)).sum()

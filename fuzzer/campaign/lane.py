@@ -22,7 +22,7 @@ from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.verify.corruptions import SelfTest, self_test
-from fuzzer.verify.examine import Bench, OracleDown, ask_oracle, tier1
+from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, OracleDown, ask_oracle, tier1
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
@@ -86,7 +86,7 @@ class Lane:
         self.oracle: Session | None = Session(self.seed, ORACLE, self.example, where)
         self.no_oracle = ""
         if self.seed.model.source == "onnx":
-            self.oracle, self.no_oracle = None, "an ONNX file has no float64 oracle yet"
+            self.oracle, self.no_oracle = None, NO_ONNX_ORACLE
         self.targets = [
             Target(spec, None if reason or planned.unavailable else Session(self.seed, spec, self.example, where))
             for spec, reason in planned.targets.items()

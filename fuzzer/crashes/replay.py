@@ -23,7 +23,7 @@ from fuzzer.diagnose import provisional
 from fuzzer.errors import SpecError
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
-from fuzzer.verify.examine import Bench, Examined, examine
+from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, Examined, examine
 from fuzzer.verify.verdict import Outcome
 
 #: How often a crash is tried before it is called fixed, or flaky at a rate.
@@ -102,10 +102,14 @@ def replay(crash: Crash, where: Where, *, keep_weights: bool = False) -> Replaye
 def fresh_bench(seed: Seed, reference: str, target: str, where: Where) -> Bench:
     """Sessions for a verdict, none of them started."""
     example = base_sample(seed, 0)
-    sessions = [Session(seed, spec, example, where) for spec in (reference, target, ORACLE)]
-    if seed.model.source == "onnx":
-        return Bench(seed, sessions[0], sessions[1], None, "an ONNX file has no float64 oracle yet")
-    return Bench(seed, *sessions)
+    has_oracle = seed.model.source != "onnx"
+    return Bench(
+        seed,
+        reference=Session(seed, reference, example, where),
+        target=Session(seed, target, example, where),
+        oracle=Session(seed, ORACLE, example, where) if has_oracle else None,
+        no_oracle="" if has_oracle else NO_ONNX_ORACLE,
+    )
 
 
 def close_bench(bench: Bench) -> None:
@@ -142,7 +146,7 @@ def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool) -
 
 
 def _examine(crash: Crash, bench: Bench) -> Examined:
-    answers = []
+    answers: list[Answer | None] = []
     for session in (bench.reference, bench.target):
         if session.state is State.DEAD:
             answers.append(Answer(death=session.death))

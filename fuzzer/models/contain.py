@@ -81,6 +81,7 @@ def _settings() -> list[Callable[[], None]]:
         _undo(_flushes_subnormals(), torch.set_flush_denormal),
         lambda: torch.use_deterministic_algorithms(deterministic, warn_only=warn_only),
         _undo(_matmul_precision(), _set_matmul_precision),
+        _undo(_cudnn_tf32(), _set_cudnn_tf32),
         *(_flag(holder, "fp32_precision") for holder in _precision_holders()),
         *(_flag(torch.backends.cudnn, name) for name in ("benchmark", "deterministic")),
     ]
@@ -94,7 +95,8 @@ def _flag(holder: Any, name: str) -> Callable[[], None]:
 
 def _precision_holders() -> list[Any]:
     backends: Any = torch.backends
-    parts = [getattr(backends.mkldnn, part, None) for part in ("matmul", "conv", "rnn")]
+    # torch.backends first: what it says holds for the parts that say nothing themselves.
+    parts = [backends] + [getattr(backends.mkldnn, part, None) for part in ("matmul", "conv", "rnn")]
     parts += [backends.cuda.matmul, getattr(backends.cudnn, "conv", None), getattr(backends.cudnn, "rnn", None)]
     return [part for part in parts if hasattr(part, "fp32_precision")]
 
@@ -110,6 +112,19 @@ def _matmul_precision() -> str | None:
 def _set_matmul_precision(value: str | None) -> None:
     if value is not None and _matmul_precision() != value:
         torch.set_float32_matmul_precision(value)
+
+
+def _cudnn_tf32() -> bool | None:
+    """None as above."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return None
+
+
+def _set_cudnn_tf32(value: bool | None) -> None:
+    if value is not None and _cudnn_tf32() != value:
+        torch.backends.cudnn.allow_tf32 = value
 
 
 def _undo(value: Any, put: Callable[[Any], Any]) -> Callable[[], None]:

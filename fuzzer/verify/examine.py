@@ -22,6 +22,8 @@ from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 #: Runs under random rounding: at one place for the noise floor, at THRESHOLD places for decisions.
 DRAWS = 8
 DECISION_DRAWS = 24
+#: Why a model that exists only as ONNX is not judged.
+NO_ONNX_ORACLE = "an ONNX file has no float64 oracle yet"
 
 
 class OracleDown(Exception):
@@ -152,10 +154,13 @@ def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
             return Verdict(Outcome.NOT_COMPARED, notes=[f"the {side} cannot run this input: {answer.error}"])
     if reference.leaves is not None and target.leaves is not None:
         return None
+    texts = reference.error or "answers", target.error or "answers"
     differences = [
-        Difference("$", Kind(str(answer.death.kind)), answer.death.message, blame=blame, **_texts(reference, target))
-        for answer, blame in ((target, Blame.TARGET), (reference, Blame.REFERENCE))
-        if answer.death is not None
+        Difference(
+            "$", Kind(str(answer.death.kind)), answer.death.message, blame=blame, reference=texts[0], target=texts[1]
+        )
+        for answer, blame in ((target.death, Blame.TARGET), (reference.death, Blame.REFERENCE))
+        if death is not None
     ]
     if differences:
         return Verdict(Outcome.MISMATCH, differences=differences)
@@ -164,12 +169,8 @@ def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
         return Verdict(Outcome.NOT_COMPARED, notes=[f"both sides raise: {kinds}"])
     side = "reference" if reference.failure is not None else "target"
     message = f"the {side} raises, the other side answers"
-    difference = Difference("$", Kind.EXCEPTION, message, blame=Blame.UNKNOWN, **_texts(reference, target))
+    difference = Difference("$", Kind.EXCEPTION, message, blame=Blame.UNKNOWN, reference=texts[0], target=texts[1])
     return Verdict(Outcome.MISMATCH, differences=[difference])
-
-
-def _texts(reference: Answer, target: Answer) -> dict[str, str]:
-    return {"reference": reference.error or "answers", "target": target.error or "answers"}
 
 
 def _informative(reference: Leaves, comparison: Comparison, vacuity: Vacuity | None) -> int:
