@@ -192,20 +192,22 @@ class TestHostileBuilders:
         assert process_state() == before
         assert next(module.parameters()).dtype == torch.float64  # so the builder did run
 
-    def test_precisions_that_were_set_one_by_one_are_kept(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # torch's older getters raise from here on
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    def test_precisions_that_were_set_one_by_one_are_kept(self, tmp_path: Path) -> None:
         code = (
             "def make():\n"
             "    torch.backends.fp32_precision = 'ieee'\n"
             "    torch.backends.cuda.matmul.fp32_precision = 'ieee'\n"
             "    return nn.ReLU()\n"
         )
-        build_model(built_from(tmp_path, code), None)
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-        assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+        seed, matmul = built_from(tmp_path, code), torch.backends.cuda.matmul
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "tf32"  # torch's older getters raise from here on
+        try:
+            build_model(seed, None)
+            assert matmul.fp32_precision == "tf32"
+            assert torch.backends.mkldnn.matmul.fp32_precision == before
+        finally:
+            matmul.fp32_precision = before
 
     def test_printing_keeps_stdout_clean(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         build_model(

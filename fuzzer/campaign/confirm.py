@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzzer.backends.session import Where
-from fuzzer.crashes.crash import Crash
-from fuzzer.crashes.replay import CrashState, Replayed, replay
+from fuzzer.crashes.replay import CrashState, Replayed, diagnosed, replay
 from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.errors import XbfuzzError
 
@@ -23,7 +22,7 @@ from fuzzer.errors import XbfuzzError
 class Confirmed:
     """What came of one finding. `folder` is under `crashes/` where it reproduced, else under the run's findings."""
 
-    crash: Crash
+    id: str
     folder: Path
     replayed: Replayed | None
     error: str = ""
@@ -73,21 +72,25 @@ class Confirmer:
             self._done.put(self._confirm(staged))
 
     def _confirm(self, staged: Path) -> Confirmed:
-        crash = load_crash(staged)
         try:
-            found = replay(crash, self._where, keep_weights=True)
-            if found.state is not CrashState.REPRODUCES:
-                return Confirmed(crash, staged, found)
-            onnx = staged / "model.onnx"
-            home = write_crash(
-                self._crashes,
-                replace(crash, folder=None, files={}),
-                weights=found.weights,
-                onnx=onnx.read_bytes() if onnx.exists() else None,
-                private=self._private,
-            )
-            return Confirmed(crash, home, found)
+            return self._replayed(staged)
         except XbfuzzError as error:
-            return Confirmed(crash, staged, None, str(error))
+            return Confirmed(staged.name, staged, None, str(error))
         except Exception:  # recorded with the finding: a confirmation that failed is not one that did not reproduce
-            return Confirmed(crash, staged, None, traceback.format_exc(limit=5))
+            return Confirmed(staged.name, staged, None, traceback.format_exc(limit=5))
+
+    def _replayed(self, staged: Path) -> Confirmed:
+        crash = load_crash(staged)
+        found = replay(crash, self._where, keep_weights=True)
+        if found.state is not CrashState.REPRODUCES or found.examined is None:
+            return Confirmed(crash.id, staged, found)
+        onnx = staged / "model.onnx"
+        diagnosis = diagnosed(crash, found.examined, reproduced=True)
+        home = write_crash(
+            self._crashes,
+            replace(crash, label=diagnosis.label, folder=None, files={}),
+            weights=found.weights,
+            onnx=onnx.read_bytes() if onnx.exists() else None,
+            private=self._private,
+        )
+        return Confirmed(crash.id, home, found)

@@ -377,7 +377,7 @@ class Campaign:
             self._confirmed(confirmed)
 
     def _confirmed(self, confirmed: Confirmed) -> None:
-        finding = self.ledger.findings[confirmed.crash.id]
+        finding = self.ledger.findings[confirmed.id]
         if confirmed.stored:
             finding.standing = Standing.STORED
         else:

@@ -19,7 +19,7 @@ from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.crashes.crash import Crash, seed_of
 from fuzzer.crashes.environment import PACKAGES, environment
 from fuzzer.crashes.signature import Signature, signature_of
-from fuzzer.diagnose import provisional
+from fuzzer.diagnose import Diagnosis, provisional
 from fuzzer.errors import SpecError
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
@@ -162,18 +162,18 @@ def _examine(crash: Crash, bench: Bench) -> Examined:
     )
 
 
+def diagnosed(crash: Crash, examined: Examined, *, reproduced: bool = False) -> Diagnosis:
+    """The provisional diagnosis of what a replay saw. `reproduced`: it was seen in fresh processes."""
+    truth = examined.oracle.truth if examined.oracle is not None else None
+    sides = examined.reference.leaves, examined.target.leaves
+    return provisional(examined.verdict, *sides, truth, crash.inputs, crash.target, reproduced=reproduced)
+
+
 def _signature(crash: Crash, examined: Examined) -> Signature | None:
     if examined.verdict.outcome is not Outcome.MISMATCH:
         return None
-    diagnosis = provisional(
-        examined.verdict,
-        examined.reference.leaves,
-        examined.target.leaves,
-        examined.oracle.truth if examined.oracle is not None else None,
-        crash.inputs,
-        crash.target,
-    )
-    return signature_of(crash.signature.seed, crash.target, examined.verdict, diagnosis.label)
+    label = diagnosed(crash, examined).label
+    return signature_of(crash.signature.seed, crash.target, examined.verdict, label)
 
 
 def _state(crash: Crash, seen: list[Signature | None], result: Replayed) -> tuple[CrashState, str]:

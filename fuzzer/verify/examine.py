@@ -156,10 +156,8 @@ def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
         return None
     texts = reference.error or "answers", target.error or "answers"
     differences = [
-        Difference(
-            "$", Kind(str(answer.death.kind)), answer.death.message, blame=blame, reference=texts[0], target=texts[1]
-        )
-        for answer, blame in ((target.death, Blame.TARGET), (reference.death, Blame.REFERENCE))
+        Difference("$", Kind(str(death.kind)), death.message, blame=blame, reference=texts[0], target=texts[1])
+        for death, blame in ((target.death, Blame.TARGET), (reference.death, Blame.REFERENCE))
         if death is not None
     ]
     if differences:
