@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -43,10 +44,8 @@ class Duration(click.ParamType[float]):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="xbfuzz")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     """Find, prove, explain and shrink the inputs on which a model answers differently on another backend."""
-    ctx.obj = {"debug": debug}
 
 
 _PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
@@ -64,7 +63,11 @@ _CRASHES = click.option(
 @click.option("--rng-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides all inputs.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Where corpus/, crashes/ and runs/ go.")
 @click.option("--backend", "backends", multiple=True, help="Compare these instead of the seeds' own; repeatable.")
-@click.option("--corpus", type=click.Path(path_type=Path), help="Start from the inputs kept in this folder as well.")
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Start from the inputs kept in this folder as well.",
+)
 @click.option("--private", is_flag=True, help="Keep no original inputs and no corpus.")
 @click.option("--resume", is_flag=True, help="Go on with the latest run in --out.")
 @click.option("--max-workers", type=click.IntRange(min=3), help="At most so many worker processes.")
@@ -89,6 +92,9 @@ def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: A
         click.echo(json.dumps(json.loads(to_json(summary.to_json())), indent=1))
     else:
         click.echo("\n".join(summary.lines()))
+    if summary.exit_code == 2:
+        reasons = "; ".join(f"{entry['seed']}: {entry['reason']}" for entry in summary.seeds if entry["reason"])
+        click.echo(f"xbfuzz: nothing was compared{': ' + reasons if reasons else ''}", err=True)
     sys.exit(summary.exit_code)
 
 
@@ -134,10 +140,12 @@ class _Progress:
             return
         self._next = now + (0.5 if self._terminal else 10.0)
         rate = campaign.executions / max(campaign.elapsed_s, 1e-9)
-        ready = sum(target.runs for lane in campaign.lanes for target in lane.targets)
-        everything = sum(target.session is not None for lane in campaign.lanes for target in lane.targets)
+        sessions = [t.session for lane in campaign.lanes for t in lane.targets if t.session is not None]
+        ready, everything = sum(session.prepare_s > 0.0 for session in sessions), len(sessions)
         text = f"{campaign.executions} exec, {rate:.1f}/s, {ready}/{everything} targets ready, "
         text += f"{len(campaign.ledger.findings)} findings ({len(campaign.ledger.new_crashes())} stored)"
+        if campaign.confirming:
+            text += f", {campaign.confirming} being confirmed"
         if self._terminal:
             self._bar.n = campaign.executions if self._by_executions else round(campaign.elapsed_s)
             self._bar.set_postfix_str(text)
@@ -275,8 +283,10 @@ def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """The entry point: errors are one clear line and exit 2, faults of our own exit 3, interruption 130."""
-    debug = "--debug" in (sys.argv[1:] if args is None else args)
-    sys.exit(_guarded(lambda: cli.main(args, standalone_mode=False), debug))
+    given = sys.argv[1:] if args is None else args
+    debug = "--debug" in given  # taken anywhere, because it is added to a command that has just failed
+    rest = [arg for arg in given if arg != "--debug"] or ["--help"]
+    sys.exit(_guarded(lambda: cli.main(rest, prog_name="xbfuzz", standalone_mode=False), debug))
 
 
 def _guarded(call: Callable[[], Any], debug: bool) -> int:
@@ -285,7 +295,8 @@ def _guarded(call: Callable[[], Any], debug: bool) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        error.show()
+        command = getattr(getattr(error, "ctx", None), "command_path", "xbfuzz")
+        click.echo(f"{command}: {' '.join(error.format_message().split())}", err=True)
         return 2
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -296,6 +307,9 @@ def _guarded(call: Callable[[], Any], debug: bool) -> int:
         for line in str(error).splitlines():
             click.echo(f"xbfuzz: {line}", err=True)
         return 2
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except Exception as error:  # a fault of xbfuzz's own: told apart from a user's, never called a finding

@@ -27,10 +27,12 @@ def write_atomically(path: Path, data: bytes | str) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
+        raise XbfuzzError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:  # Ctrl-C leaves nothing behind either
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise XbfuzzError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def to_json(value: Any) -> str:

@@ -6,11 +6,11 @@ Everything that compares, stores or reports speaks in these paths, so that a lea
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 ROOT = "$"
@@ -24,9 +24,8 @@ Leaves = dict[str, Leaf]
 def flatten(value: Any) -> Leaves:
     """Leaves of `value` by path.
 
-    Lists, tuples (named ones and torch's return types too), mappings, and dataclasses are walked; an empty
-    container has
-    no leaves. Anything that is neither is kept as the text of its type, so that it is at least compared as such.
+    Lists, tuples (named ones and torch's return types too), mappings, and dataclasses are walked; an empty container
+    has no leaves. Anything that is neither is kept as the text of its type, so that it is at least compared as such.
     """
     return {path or ROOT: leaf for path, leaf in _walk(value, "")}
 
@@ -65,8 +64,23 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
     return template
 
 
-def map_tensors(value: Any, change: Any) -> Any:
-    """A copy of `value` in which `change` was applied to each tensor; containers keep their type."""
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of `value` in which `change` was applied to each tensor that `flatten` finds; containers keep their type.
+
+    A mapping that torch's own registry does not know becomes a dict.
+    """
     from torch.utils import _pytree  # the only registry that knows torch's own return types
 
-    return _pytree.tree_map_only(torch.Tensor, change, value)
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if isinstance(leaf, Mapping):
+            return {key: map_tensors(item, change) for key, item in leaf.items()}
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            mapped = copy.copy(leaf)
+            for field in dataclasses.fields(leaf):  # past `__setattr__`, because the class may be frozen
+                object.__setattr__(mapped, field.name, map_tensors(getattr(leaf, field.name), change))
+            return mapped
+        return leaf
+
+    return _pytree.tree_map(one, value)

@@ -2,14 +2,16 @@
 
 `python -m fuzzer.worker`. Standard output belongs to the protocol, so whatever a model or a library prints goes to
 standard error. The worker seeds the random generators before every call, hands out copies of the inputs, watches
-whether a
-call changes inputs or parameters, and reports every exception as what it is.
+whether a call changes inputs or parameters, and reports every exception as what it is.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import random
+import select
+import signal
 import sys
 import threading
 import time
@@ -22,10 +24,11 @@ from fuzzer.backends.protocol import (
     PROTOCOL,
     Failure,
     Frame,
+    encode_header,
     failure_header,
     pack_leaves,
     read_frame,
-    write_frame,
+    send_frame,
 )
 
 if TYPE_CHECKING:  # imported when a model is prepared: a worker must be able to say why it cannot
@@ -36,7 +39,7 @@ def main() -> None:
     """Serve until the stream ends or `exit` is asked for."""
     reader, writer = _take_streams()
     faulthandler.enable()
-    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(os.getppid(), writer.fileno()), daemon=True).start()
     _serve(reader, writer)
 
 
@@ -51,10 +54,17 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     return reader, writer
 
 
-def _die_with_parent(parent: int) -> None:
-    """A campaign that was killed leaves no worker behind, not even one in the middle of a compile."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _die_with_parent(parent: int, output: int) -> None:
+    """A campaign that was killed leaves no worker behind, not even one in the middle of a compile, nor its children.
+
+    That nobody holds the other end of `output` tells it too: the parent may be gone before this process could look.
+    """
+    poller = select.poll()
+    poller.register(output, 0)  # errors only
+    while os.getppid() == parent and not poller.poll(500):
+        pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -73,9 +83,11 @@ def _serve(reader: BinaryIO, writer: BinaryIO) -> None:
                 header, payload = holder.weights()
             else:
                 header, payload = failure_header(Failure("internal", "ProtocolError", f"cannot {action!r} now")), b""
+            start = encode_header(header, len(payload))
         except Exception as error:  # recorded and sent: what the harness itself gets wrong must be seen
-            header, payload = failure_header(_failure("internal", error)), b""
-        write_frame(writer, header, payload)
+            payload = b""
+            start = encode_header(failure_header(_failure("internal", error)), 0)
+        send_frame(writer, start, payload)
 
 
 def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
@@ -84,7 +96,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
 
     torch.set_num_threads(1)
     from fuzzer import tensors
-    from fuzzer.backends.oracle import Oracle
+    from fuzzer.backends.oracle_observe import ObservingOracle
     from fuzzer.backends.registry import backend_class, parse
     from fuzzer.backends.spec import BackendSpec
     from fuzzer.errors import ModelError, Unsupported
@@ -97,7 +109,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
     cache = Path(request["cache"]) if request.get("cache") else None
     backend: Backend
     if request["backend"] == ORACLE:
-        backend = Oracle(BackendSpec.parse(ORACLE))
+        backend = ObservingOracle(BackendSpec.parse(ORACLE))
     else:
         spec = parse(request["backend"])
         backend = backend_class(spec.runtime)(spec)
@@ -107,7 +119,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
     except ModelError as error:
         return None, failure_header(Failure("model", "ModelError", str(error))), b""
     holder = _Holder(backend, model)
-    torch.manual_seed(0)
+    _seed_generators(0)
     try:
         backend.prepare(model, example)
     except Unsupported as error:
@@ -133,12 +145,10 @@ class _Holder:
 
         self._backend = backend
         self._model = model
-        self._hash = weights_hash
         self.weights_before = weights_hash(model.module) if model.module is not None else ""
+        self._state_before = self._state_hash()
 
     def run(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        import torch
-
         from fuzzer import tensors
         from fuzzer.errors import Unsupported
         from fuzzer.trees import flatten, map_tensors
@@ -146,11 +156,13 @@ class _Holder:
         request = frame.header
         sample = tensors.decode(frame.payload)
         inputs = {name: tensor.clone() for name, tensor in sample.items()}
-        versions = self._versions(inputs)
-        torch.manual_seed(int(request.get("rng_seed", 0)))
+        before = self._versions(inputs)
+        _seed_generators(int(request.get("rng_seed", 0)))
         started = time.perf_counter()
         try:
-            if "variant" in request:
+            if request.get("observe"):
+                output = self._observe(inputs, request.get("variant"))
+            elif "variant" in request:
                 output = self._backend.run_variant(inputs, request["variant"])
             else:
                 output = self._backend.run(inputs)
@@ -162,30 +174,72 @@ class _Holder:
             return header | {"evidence": self._backend.evidence()}, b""
         seconds = time.perf_counter() - started
         changed = [f"input {name}" for name in inputs if not same_bits(inputs[name], sample[name])]
-        changed += [name for name, version in self._versions(inputs).items() if version != versions[name]]
-        header = {"ok": True, "seconds": seconds, "evidence": self._backend.evidence()}
-        if request.get("check") and self._model.module is not None:
-            header["weights_hash"] = self._hash(self._model.module)
-            if header["weights_hash"] != self.weights_before:
-                changed.append("parameters (content hash)")
-        header["changed"] = sorted(set(changed))
-        header["leaves"], payload = pack_leaves(flatten(output))
+        changed += _changed(before, self._versions(inputs))
+        if request.get("check") and self._state_hash() != self._state_before:
+            changed.append("parameters (content hash)")
+        header = {"ok": True, "seconds": seconds, "evidence": self._backend.evidence(), "changed": sorted(set(changed))}
+        header["leaves"], payload = pack_leaves(output if request.get("observe") else flatten(output))
         return header, payload
+
+    def _observe(self, inputs: dict[str, Any], variant: dict[str, Any] | None) -> Any:
+        """Leaves of an observation, by names that are no paths; the oracle's where there is a variant."""
+        if variant is not None:
+            return self._backend.observe_variant(inputs, variant)
+        return self._backend.observe(inputs).to_leaves()
 
     def weights(self) -> tuple[dict[str, Any], bytes]:
         """The model's state dict, for a crash folder to keep."""
+        import torch
+
         from fuzzer import tensors
 
         state = self._model.module.state_dict() if self._model.module is not None else {}
-        return {"ok": True}, tensors.encode(state)
+        return {"ok": True}, tensors.encode({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
-    def _versions(self, inputs: dict[str, Any]) -> dict[str, int]:
-        versions = {f"input {name}": tensor._version for name, tensor in inputs.items()}
-        if self._model.module is not None:
-            module = self._model.module
-            versions |= {f"parameter {name}": p._version for name, p in module.named_parameters()}
-            versions |= {f"buffer {name}": b._version for name, b in module.named_buffers()}
-        return versions
+    def _state(self) -> dict[str, Any]:
+        """Parameters and buffers, those too that the state dict leaves out."""
+        module = self._model.module
+        if module is None:
+            return {}
+        state = {f"parameter {name}": value for name, value in module.named_parameters()}
+        return state | {f"buffer {name}": value for name, value in module.named_buffers()}
+
+    def _state_hash(self) -> str:
+        from fuzzer.tensors import content_hash
+
+        return content_hash(self._state())
+
+    def _versions(self, inputs: dict[str, Any]) -> dict[str, tuple[Any, int]]:
+        watched = {f"input {name}": tensor for name, tensor in inputs.items()} | self._state()
+        return {name: (tensor, _version(tensor)) for name, tensor in watched.items()}
+
+
+def _version(tensor: Any) -> int:
+    """The version counter; tensors made in inference mode have none."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def _changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> list[str]:
+    """Names that came, went, were written to in place, or now stand for a tensor with other bits."""
+    names = set(before) ^ set(after)
+    for name in set(before) & set(after):
+        (old, version), (new, new_version) = before[name], after[name]
+        if new is old:
+            if new_version != version:
+                names.add(name)
+        elif _version(old) != version or not same_bits(old, new):  # a buffer that `forward` assigned anew
+            names.add(name)
+    return sorted(names)
+
+
+def _seed_generators(rng_seed: int) -> None:
+    """Seed torch, numpy and Python: a model may draw from any of them."""
+    import numpy as np
+    import torch
+
+    torch.manual_seed(rng_seed)
+    np.random.seed(rng_seed % 2**32)
+    random.seed(rng_seed)
 
 
 def same_bits(a: Any, b: Any) -> bool:

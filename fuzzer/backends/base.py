@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fuzzer.backends.observe import Observation
 from fuzzer.backends.spec import BackendSpec
-from fuzzer.errors import SpecError
+from fuzzer.errors import SpecError, Unsupported
 from fuzzer.models import Model
 
 #: A sample: one tensor for each input that the seed names.
@@ -58,6 +59,13 @@ class Backend(ABC):
     @abstractmethod
     def run(self, sample: Sample) -> Any:
         """The model's output on `sample`: the same nested value that the module itself returns. May raise."""
+
+    def observe(self, sample: Sample) -> Observation:
+        """Run `sample` once more and keep what passes on the way, by the names of `fuzzer.backends.observe`.
+
+        Leaves the prepared model as it was. Raises Unsupported where this backend cannot look inside.
+        """
+        raise Unsupported(f"{self.runtime} does not tell intermediate values", stage="observe")
 
     def evidence(self) -> dict[str, Any]:
         """What is known of what really ran: graphs, breaks, recompiles, exporter, node placement. JSON values only."""

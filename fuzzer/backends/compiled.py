@@ -7,9 +7,11 @@ evidence is right where one prepared instance lives in a process, as in a worker
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from fuzzer.backends.base import Sample
 from fuzzer.backends.eager import ModuleBackend, duplicate
+from fuzzer.backends.observe import ExtraOutputs, Observation, from_extra_outputs, observe_eager, on_cpu
 from fuzzer.backends.refusals import first_line, one_line
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import Unsupported
@@ -53,12 +56,10 @@ class Compiled(ModuleBackend):
         self.fallback_limit = ""
         dynamic = self.spec.options.get("dynamic")
         self._marks = {} if dynamic is not None else dynamic_axes(model.seed)
-        self._compiled = torch.compile(
-            module,
-            backend=self.torch_backend,
-            dynamic=None if dynamic is None else dynamic == "true",
-            fullgraph=self.spec.options.get("fullgraph") == "true",
-        )
+        self._not_counted: set[int] = set()
+        self._watched: torch.nn.Module | None = None
+        self._observers: dict[frozenset[tuple[str, bool]], Any] = {}
+        self._compiled = self._compile(module)
         try:
             self.run(duplicate(example))
         except Exception as error:
@@ -70,6 +71,15 @@ class Compiled(ModuleBackend):
             reasons = "; ".join(_breaks())
             why = "torch.compile captured no graph: it would run as the reference runs"
             raise Unsupported(f"{why} ({reasons})" if reasons else why, stage="dynamo")
+
+    def _compile(self, module: torch.nn.Module, backend: Any = None) -> Any:
+        dynamic = self.spec.options.get("dynamic")
+        return torch.compile(
+            module,
+            backend=self.torch_backend if backend is None else backend,
+            dynamic=None if dynamic is None else dynamic == "true",
+            fullgraph=self.spec.options.get("fullgraph") == "true",
+        )
 
     def run(self, sample: Sample) -> Any:
         """The compiled module's output.
@@ -93,7 +103,51 @@ class Compiled(ModuleBackend):
         with torch.compiler.set_stance("eager_on_recompile"):
             return self._call(spare)
 
-    def _call(self, sample: Sample) -> Any:
+    def observe(self, sample: Sample) -> Observation:
+        """A copy of the module is compiled anew with the values as extra outputs, named as eager mode names them.
+
+        So fusions may differ from those of `run`; the compiled module itself, and the evidence, stay as they were.
+        """
+        if self._watched is None:
+            self._watched = copy.deepcopy(self.model.module)
+        assert self._watched is not None
+        state = self._random_state()
+        args, kwargs = self.arguments(duplicate(sample))
+        with torch.no_grad():
+            plain = observe_eager(self._watched, args, kwargs)
+        self._restore(state)
+        key = frozenset((step.path, step.is_input) for step in plain.steps.values())
+        with self._books_kept():
+            if key not in self._observers:
+                extra = ExtraOutputs(copy.deepcopy(self._watched), plain.steps)
+                self._observers = {key: self._compile(extra, self._same_backend)}
+            output, entries = self._call(sample, self._observers[key])
+        return on_cpu(from_extra_outputs(output, entries, plain.steps, {}))
+
+    def _same_backend(self, graph: Any, inputs: Any) -> Any:
+        """The same backend under another name, so that Dynamo reuses no frame that it compiled without hooks."""
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend(self.torch_backend)(graph, inputs)
+
+    @contextlib.contextmanager
+    def _books_kept(self) -> Iterator[None]:
+        """What is compiled inside does not count as evidence."""
+        from torch._dynamo.utils import counters
+
+        kept = {name: copy.copy(counter) for name, counter in counters.items()}
+        before = {id(record) for record in _records()}
+        try:
+            yield
+        finally:
+            counters.clear()
+            counters.update(kept)
+            self._not_counted |= {id(record) for record in _records()} - before
+
+    def _counted(self) -> list[Any]:
+        return [record for record in _records() if id(record) not in self._not_counted]
+
+    def _call(self, sample: Sample, compiled: Any = None) -> Any:
         from torch import _dynamo
 
         tensors = {name: tensor.to(self.device) for name, tensor in sample.items()}
@@ -104,7 +158,7 @@ class Compiled(ModuleBackend):
                     _dynamo.maybe_mark_dynamic(tensors[name], axis)
         args, kwargs = self.model.call(tensors)
         with torch.no_grad():
-            output = self._compiled(*args, **kwargs)
+            output = (self._compiled if compiled is None else compiled)(*args, **kwargs)
         self.synchronize()
         return output
 
@@ -119,11 +173,11 @@ class Compiled(ModuleBackend):
 
     def _graphs(self) -> list[int]:
         """The number of operators in each graph that was compiled."""
-        return [record.graph_op_count for record in _records() if record.graph_op_count and not record.fail_type]
+        return [record.graph_op_count for record in self._counted() if record.graph_op_count and not record.fail_type]
 
     def evidence(self) -> dict[str, Any]:
         graphs = self._graphs()
-        again = [record for record in _records() if record.recompile_reason and not record.fail_type]
+        again = [record for record in self._counted() if record.recompile_reason and not record.fail_type]
         return super().evidence() | {
             "backend": self.torch_backend,
             "graphs": len(graphs),
@@ -174,6 +228,17 @@ class Inductor(Compiled):
 
         metrics.reset()
         super().prepare(model, example)
+
+    @contextlib.contextmanager
+    def _books_kept(self) -> Iterator[None]:
+        from torch._inductor import metrics
+
+        kernels = metrics.generated_kernel_count
+        try:
+            with super()._books_kept():
+                yield
+        finally:
+            metrics.generated_kernel_count = kernels
 
     def evidence(self) -> dict[str, Any]:
         from torch._dynamo.utils import counters

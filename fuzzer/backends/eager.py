@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fuzzer.backends.base import Backend, Sample
+from fuzzer.backends.observe import Observation, observe_eager, on_cpu
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import SpecError, Unsupported
 from fuzzer.models import Model
@@ -108,13 +109,22 @@ class Eager(ModuleBackend):
         self._module = module
 
     def run(self, sample: Sample) -> Any:
-        if self._channels_last:
-            sample = {name: _channels_last(tensor) for name, tensor in sample.items()}
-        args, kwargs = self.arguments(sample)
+        args, kwargs = self._arguments(sample)
         with torch.no_grad():
             output = self._module(*args, **kwargs)
         self.synchronize()
         return output
+
+    def observe(self, sample: Sample) -> Observation:
+        args, kwargs = self._arguments(sample)
+        with torch.no_grad():
+            seen = observe_eager(self._module, args, kwargs)
+        return on_cpu(seen)
+
+    def _arguments(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._channels_last:
+            sample = {name: _channels_last(tensor) for name, tensor in sample.items()}
+        return self.arguments(sample)
 
     def evidence(self) -> dict[str, Any]:
         found = super().evidence()

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fuzzer.backends.base import Backend, Sample
-from fuzzer.backends.eager import check_threads, cuda_unavailable
+from fuzzer.backends.eager import check_threads, cuda_unavailable, duplicate
+from fuzzer.backends.observe import Observation
 from fuzzer.backends.onnx_export import Exported, export
+from fuzzer.backends.onnx_observe import OnnxTaps
 from fuzzer.backends.refusals import one_line
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import Unsupported
@@ -74,6 +76,8 @@ class OnnxRuntime(Backend):
 
     def prepare(self, model: Model, example: Sample) -> None:
         self._exported: Exported | None = None
+        self._model, self._example = model, duplicate(example)
+        self._taps: OnnxTaps | None = None
         self._inputs = list(model.seed.inputs)
         if model.onnx is not None:
             self._load_file(model.onnx)
@@ -135,8 +139,21 @@ class OnnxRuntime(Backend):
             if tuple(sample[name].shape) != shape:
                 reason = f"exported with {name} of fixed shape {shape}, not {tuple(sample[name].shape)}"
                 raise Unsupported(reason, stage="run")
+        return self._rebuilt(list(self._answers(self._session, sample).values()))
+
+    def observe(self, sample: Sample) -> Observation:
+        """One run of the same file with the wanted values as further outputs. See `OnnxTaps`."""
+        if self._taps is None:
+            self._taps = OnnxTaps(self._model, self.onnx_bytes, self._open, self._answers, self._example)
+        return self._taps.observe(sample, lambda answers: self._rebuilt([answers[name] for name in self._outputs]))
+
+    def _answers(self, session: Any, sample: Sample) -> dict[str, Tensor]:
+        """The outputs of `session`, by name."""
         values = {name: to_ort(sample[source]) for name, source in self._feeds.items()}
-        tensors = [from_ort(value) for value in self._session.run_with_ort_values(None, values)]
+        names = [item.name for item in session.get_outputs()]
+        return dict(zip(names, map(from_ort, session.run_with_ort_values(names, values)), strict=True))
+
+    def _rebuilt(self, tensors: list[Tensor]) -> Any:
         if self._exported is not None:
             return self._exported.structure.rebuild(tensors)
         return dict(zip(self._outputs, tensors, strict=True))

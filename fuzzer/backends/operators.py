@@ -11,7 +11,7 @@ EXACT = frozenset(
     to lift_fresh lift_fresh_copy detach alias fill fill_ zero_ zeros ones full empty new_zeros new_ones
     new_full new_empty zeros_like ones_like full_like empty_like empty_strided new_empty_strided scalar_tensor
     arange eye tril triu flip roll repeat repeat_interleave tile round floor ceil trunc sign sgn nan_to_num
-    nextafter copysign frexp ldexp fmod unique _unique2 unique_consecutive unique_dim im2col pixel_shuffle
+    nextafter copysign frexp ldexp fmod _unique _unique2 unique_consecutive unique_dim im2col pixel_shuffle
     pixel_unshuffle channel_shuffle upsample_nearest2d _upsample_nearest_exact2d real imag view_as_real
     view_as_complex heaviside rand rand_like randn randn_like bernoulli native_dropout uniform_ normal_
     _local_scalar_dense item nonzero searchsorted bucketize tril_indices triu_indices max_unpool2d""".split()
@@ -35,3 +35,6 @@ MANY_ROUNDINGS = frozenset(
     linalg_inv_ex linalg_solve_ex _linalg_solve_ex _linalg_svd _linalg_det linalg_lu_factor_ex lstm gru rnn_tanh
     mkldnn_rnn_layer renorm _weight_norm_interface roi_align""".split()
 )
+
+#: These draw random numbers, other ones in each dtype, and return them (what they do in place keeps its own dtype).
+RANDOM = frozenset("""rand rand_like randn randn_like bernoulli native_dropout normal""".split())

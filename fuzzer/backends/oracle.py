@@ -2,8 +2,7 @@
 
 It is asked by variant. `{"kind": "judge", "draws": K, "amplitude": A, "decide": bool, "rng_seed": n}` answers
 `{"plain": …, "truth": …, "draws": [K outputs]}`: the module as it is, in float64 on the same inputs, and K times
-with inputs,
-parameters and rounded results moved by up to A places.
+with inputs, parameters and rounded results moved by up to A places.
 """
 
 from __future__ import annotations
@@ -45,16 +44,17 @@ class Oracle(Backend):
         """See the module's docstring. A truth that cannot be had (an operator without float64) is the text of the
         error."""
         rng_seed = int(variant["rng_seed"])
-        torch.manual_seed(rng_seed)
+        _seed(rng_seed)
         answer: dict[str, Any] = {"plain": self.run(_copies(sample))}
         if variant.get("truth", True):
-            torch.manual_seed(rng_seed)
+            _seed(rng_seed)
             answer["truth"] = self._truth(sample)
         exact = {name for name, spec in self._model.seed.inputs.items() if spec.exact}
+        state = _state(self._module)
         answer["draws"] = []
         for draw in range(int(variant["draws"])):
-            torch.manual_seed(rng_seed)
-            answer["draws"].append(self._perturbed(sample, exact, variant, draw))
+            _seed(rng_seed)
+            answer["draws"].append(self._perturbed(sample, exact, state, variant, draw))
         return answer
 
     def _truth(self, sample: Sample) -> Any:
@@ -68,19 +68,20 @@ class Oracle(Backend):
         finally:
             torch.set_default_dtype(before)
 
-    def _perturbed(self, sample: Sample, exact: set[str], variant: dict[str, Any], draw: int) -> Any:
+    def _perturbed(
+        self, sample: Sample, exact: set[str], state: list[Tensor], variant: dict[str, Any], draw: int
+    ) -> Any:
         rounding = RandomRounding(1 + draw, int(variant["amplitude"]), move_zeros=bool(variant.get("decide")))
-        inputs = _copies(sample)
-        inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in inputs.items()}
-        kept = {name: value.detach().clone() for name, value in _state(self._module).items()}
+        inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in _copies(sample).items()}
+        kept = [value.detach().clone() for value in state]
         try:
-            for value in _state(self._module).values():
+            for value in state:
                 value.data.copy_(rounding.move(value.data))
             with rounding:
                 return map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
         finally:
-            for name, value in _state(self._module).items():
-                value.data.copy_(kept[name])
+            for value, before in zip(state, kept, strict=True):
+                value.data.copy_(before)
 
     def _call(self, module: nn.Module, sample: Sample) -> Any:
         args, kwargs = self._model.call(sample)
@@ -92,8 +93,14 @@ def _copies(sample: Sample) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in sample.items()}
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
+def _state(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers, each once."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def _seed(rng_seed: int) -> None:
+    """Seed the CPU's generator alone: where CUDA has not started, `torch.manual_seed` remembers each of its calls."""
+    torch.default_generator.manual_seed(rng_seed)
 
 
 def _widened(module: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ One request is in flight at a time. `poll` never blocks, so that one campaign th
 from __future__ import annotations
 
 import contextlib
-import io
+import fcntl
 import os
 import queue
 import signal
@@ -22,12 +22,18 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from fuzzer.backends.protocol import Frame, ProtocolError, read_frame, write_frame
+from fuzzer.backends.protocol import Frame, ProtocolError, encode_header, read_frame, send_frame
 
 #: A process that neither computes nor answers is called hung after this many deadlines of wall time.
 IDLE_FACTOR = 3.0
 #: How often a supervised process is looked at, in seconds.
 LOOK_EVERY_S = 0.05
+#: How long a process may take to exit after its output was closed: torch takes a second to clear up.
+LEAVE_S = 5.0
+#: Characters of standard error that a Death keeps.
+_WORDS = 2000
+#: Bytes of standard error after which the file is cut: a model may print in a loop.
+_MOST_STDERR = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,9 @@ class Worker:
         self.name = name
         self._clock = clock
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        # Appending, so that the file can be cut while the worker goes on writing.
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
+        self._earlier_words = b""
         self._process = subprocess.Popen(
             list(command or (sys.executable, "-m", "fuzzer.worker")),
             stdin=subprocess.PIPE,
@@ -79,9 +88,23 @@ class Worker:
             start_new_session=True,  # Ctrl-C is the campaign's; and its children can be ended with it
         )
         self._frames: queue.SimpleQueue[Frame | ProtocolError | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True, name=f"reads {name}").start()
+        self._requests: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+        # Each thread owns one stream: a worker that does not read must not block the campaign either.
+        self._threads = [
+            threading.Thread(
+                target=_read, args=(self._process.stdout, self._frames), daemon=True, name=f"reads {name}"
+            ),
+            threading.Thread(
+                target=_write, args=(self._process.stdin, self._requests), daemon=True, name=f"writes {name}"
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
         self._limits: Limits | None = None
         self._sent_at = self._looked_at = self._cpu_at_start = 0.0
+        self._ended = False
+        self._closed_at: float | None = None
+        self._fault: ProtocolError | None = None
         self.peak_mb = 0
         self.dead: Death | None = None
 
@@ -94,88 +117,101 @@ class Worker:
         return self._limits is not None
 
     def send(self, header: Mapping[str, Any], payload: bytes = b"", *, limits: Limits) -> None:
-        """Begin a request. A worker that is already gone shows up in the next `poll`."""
+        """Begin a request; never blocks. A worker that is already gone shows up in the next `poll`.
+
+        Raises RuntimeError where a request is in flight; TypeError or ValueError on a header that is not for JSON.
+        """
         if self.busy:
             raise RuntimeError(f"{self.name} already has a request in flight")
+        start = encode_header(header, len(payload))
+        if self.dead is not None:
+            return
         self._limits = limits
         self._sent_at = self._looked_at = self._clock()
         self._cpu_at_start, _ = self._usage()
         self.peak_mb = 0
-        with contextlib.suppress(BrokenPipeError, OSError):  # its death is told by poll, with the reason
-            write_frame(self._stdin, header, payload)
+        self._requests.put((start, payload))
 
     def poll(self) -> Frame | Death | None:
         """The answer if there is one; a Death where the worker died, hung or took too much; else None."""
         if self.dead is not None:
             return self.dead
-        with contextlib.suppress(queue.Empty):
-            return self._received(self._frames.get_nowait())
-        if self._limits is not None and self._clock() - self._looked_at >= LOOK_EVERY_S:
+        if self._closed_at is not None:
+            return self._closed()
+        try:
+            item = self._frames.get_nowait()
+        except queue.Empty:
+            if self._clock() - self._looked_at < LOOK_EVERY_S:
+                return None
             self._looked_at = self._clock()
-            return self._over_limit(self._limits)
-        return None
+            return self._look()
+        return self._received(item)
 
     def wait(self) -> Frame | Death:
         """Block until `poll` has an answer."""
         while True:
-            if self.dead is not None:
-                return self.dead
-            try:
-                return self._received(self._frames.get(timeout=LOOK_EVERY_S))
-            except queue.Empty:
-                answer = self.poll()
-                if answer is not None:
-                    return answer
+            answer = self.poll()
+            if answer is None and self._closed_at is None:
+                with contextlib.suppress(queue.Empty):
+                    answer = self._received(self._frames.get(timeout=LOOK_EVERY_S))
+            elif answer is None:
+                time.sleep(LOOK_EVERY_S)
+            if answer is not None:
+                return answer
 
     def kill(self) -> None:
         """End the process and its children. Safe to call at any time, more than once."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            self._stdin.close()
         if self.dead is None:
             self.dead = Death(Ending.CRASH, "ended by xbfuzz")
-
-    def _read(self) -> None:
-        stream = self._process.stdout
-        assert isinstance(stream, io.BufferedReader)
-        while True:
-            try:
-                frame = read_frame(stream)
-            except ProtocolError as error:
-                self._frames.put(error)
-                return
-            self._frames.put(frame)
-            if frame is None:
-                return
+            self._limits = None
+        self._end()
+        self._stderr.close()
 
     @property
-    def _stdin(self) -> BinaryIO:
-        stream = self._process.stdin
-        assert isinstance(stream, io.BufferedWriter)
-        return stream
+    def _reader(self) -> threading.Thread:
+        return self._threads[0]
 
-    def _received(self, item: Frame | ProtocolError | None) -> Frame | Death:
-        limits, self._limits = self._limits, None
+    def _look(self) -> Frame | Death | None:
+        if self._process.poll() is not None:
+            self._reader.join(0.2)
+            if self._reader.is_alive():  # a child of the dead worker holds the pipe open
+                self._end()
+            try:
+                return self._received(self._frames.get_nowait())
+            except queue.Empty:
+                return self._received(None)
+        if os.fstat(self._stderr.fileno()).st_size > _MOST_STDERR:
+            self._earlier_words = self._tail()
+            os.ftruncate(self._stderr.fileno(), 0)
+        return None if self._limits is None else self._over_limit(self._limits)
+
+    def _received(self, item: Frame | ProtocolError | None) -> Frame | Death | None:
         if isinstance(item, Frame):
+            self._limits = None
             return item
-        # The stream ended: give the process a moment to leave its exit status behind.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+        self._closed_at, self._fault = self._clock(), item
+        return self._closed()
+
+    def _closed(self) -> Death | None:
+        """The Death of a worker that will not answer any more, once its exit status is known or long in coming."""
         code = self._process.poll()
-        if item is not None:
-            message = f"{self.name} spoke no protocol: {item}"
-        elif code is not None and code < 0:
-            message = f"{self.name} died of {signal.Signals(-code).name}"
+        if code is None and self._clock() - (self._closed_at or 0.0) < (LEAVE_S if self._fault is None else 0.5):
+            return None
+        if code is None:
+            how = "closed its output"
         else:
-            message = f"{self.name} exited with status {code}"
-        if code == -signal.SIGKILL and limits is not None and self.peak_mb > limits.memory_mb * 0.8:
+            how = f"died of {_signal_name(-code)}" if code < 0 else f"exited with status {code}"
+        message = f"{self.name} {how}"
+        if self._fault is not None:
+            message = f"{self.name} spoke no protocol: {self._fault}" + ("" if code is None else f" ({how})")
+        if code == -signal.SIGKILL and self._limits is not None and self.peak_mb > self._limits.memory_mb * 0.8:
             return self._die(Ending.MEMORY, f"{message} at {self.peak_mb} MiB", signal_number=signal.SIGKILL)
         return self._die(Ending.CRASH, message, signal_number=-code if code is not None and code < 0 else None)
 
     def _over_limit(self, limits: Limits) -> Death | None:
         cpu, resident = self._usage()
+        if resident > limits.memory_mb:  # what a forked child shares with its parent was counted twice
+            _, resident = self._usage(shared_once=True)
         self.peak_mb = max(self.peak_mb, resident)
         if resident > limits.memory_mb:
             return self._die(Ending.MEMORY, f"{self.name} took {resident} MiB, its limit is {limits.memory_mb} MiB")
@@ -188,8 +224,11 @@ class Worker:
             return self._die(Ending.HANG, f"{self.name} did not answer for {waited:.0f} s")
         return None
 
-    def _usage(self) -> tuple[float, int]:
-        """CPU seconds and resident MiB of the process and its children; (0, 0) once it is gone."""
+    def _usage(self, *, shared_once: bool = False) -> tuple[float, int]:
+        """CPU seconds and resident MiB of the process and its children; (0, 0) once it is gone.
+
+        `shared_once`: memory that processes share is divided among them (Linux; slower).
+        """
         cpu, resident = 0.0, 0
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(self._process.pid)
@@ -197,22 +236,77 @@ class Worker:
                 with contextlib.suppress(psutil.Error), one.oneshot():
                     times = one.cpu_times()
                     cpu += times.user + times.system
-                    resident += one.memory_info().rss
+                    memory = one.memory_full_info() if shared_once else one.memory_info()
+                    resident += getattr(memory, "pss", memory.rss)
             times = process.cpu_times()
             cpu += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         return cpu, resident // 2**20
 
     def _die(self, kind: Ending, message: str, *, signal_number: int | None = None) -> Death:
-        death = Death(kind, message, signal_number, self._last_words())
-        self.dead = death
         self._limits = None
-        self.kill()
+        self._end()
+        words = _without_module_list(self._tail().decode(errors="replace"))
+        death = Death(kind, message, signal_number, words[-_WORDS:].strip())
+        self.dead = death
+        self._stderr.close()
         return death
 
-    def _last_words(self, length: int = 2000) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - length))
-        return self._stderr.read().decode(errors="replace").strip()
+    def _end(self) -> None:
+        """Kill the process and all its children, once: afterwards its number may belong to somebody else."""
+        if self._ended:
+            return
+        self._ended = True
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):  # also those that left its process group
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        self._requests.put(None)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it where no signal reaches
+            self._process.wait(timeout=10)
+        for thread in self._threads:
+            thread.join(1)
+
+    def _tail(self, length: int = 8192) -> bytes:
+        """The end of standard error; read by position, because the worker shares this file's offset."""
+        size = os.fstat(self._stderr.fileno()).st_size
+        return (self._earlier_words + os.pread(self._stderr.fileno(), length, max(0, size - length)))[-length:]
+
+
+def _read(stream: BinaryIO, frames: queue.SimpleQueue[Frame | ProtocolError | None]) -> None:
+    """Put every frame into `frames`; then None where the stream ended, or the error that makes the rest unreadable."""
+    with contextlib.closing(stream):
+        while True:
+            try:
+                frame = read_frame(stream)
+            except (ProtocolError, OSError, MemoryError) as error:
+                frames.put(error if isinstance(error, ProtocolError) else ProtocolError(f"cannot read: {error!r}"))
+                return
+            frames.put(frame)
+            if frame is None:
+                return
+
+
+def _write(stream: BinaryIO, requests: queue.SimpleQueue[tuple[bytes, bytes] | None]) -> None:
+    """Write requests until a None. That the other side is gone is told by the reader, with the reason."""
+    with contextlib.suppress(OSError), contextlib.closing(stream):
+        while (request := requests.get()) is not None:
+            send_frame(stream, *request)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
+
+
+def _without_module_list(words: str) -> str:
+    """Without faulthandler's list of all extension modules, which would push out what it says before."""
+    return "\n".join(line for line in words.splitlines() if not line.startswith("Extension modules: "))
 
 
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -5,9 +5,8 @@ that is executed. The form of a frame: four magic bytes, the header's length (4 
 big-endian, then header and payload.
 
 Requests name what to `do`: `prepare` (`seed`, `base`, `backend`, `cache`; payload: the example sample), `run`
-(`rng_seed`, and
-for the oracle a `variant`; payload: the sample), `exit`. A reply says `ok`, with what was asked, or an `error`
-(`Failure`).
+(`rng_seed`, `check`, and for the oracle a `variant`; payload: the sample), `weights`, `exit`. A reply says `ok`, with
+what was asked, or an `error` (`Failure`).
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ ORACLE = "oracle:cpu"
 _MAGIC = b"XBF1"
 _LENGTHS = struct.Struct(">IQ")
 _LONGEST_HEADER = 64 * 2**20
+_LONGEST_PAYLOAD = 16 * 2**30
+_CHUNK = 64 * 2**20
 
 
 class ProtocolError(Exception):
@@ -41,8 +42,7 @@ class Failure:
     """An exception in a worker, as what it is.
 
     `kind`: `unsupported` (the backend refused the model), `exception` (the run raised), `model` (the seed's model
-    could not
-    be built), `internal` (the harness itself failed: a fault of ours, never counted as a difference).
+    could not be built), `internal` (the harness itself failed: a fault of ours, never counted as a difference).
     """
 
     kind: str
@@ -66,13 +66,28 @@ class Frame:
     @property
     def failure(self) -> Failure | None:
         error = self.header.get("error")
-        return None if error is None else Failure(**error)
+        if error is None:
+            return None
+        try:
+            return Failure(**error)
+        except TypeError:
+            return Failure("internal", "ProtocolError", f"an error that cannot be read: {error!r}"[:300])
 
 
 def write_frame(stream: BinaryIO, header: Mapping[str, Any], payload: bytes = b"") -> None:
-    """Write one frame and flush it."""
+    """Write one frame and flush it. Raises TypeError or ValueError, with nothing written, on a header not for JSON."""
+    send_frame(stream, encode_header(header, len(payload)), payload)
+
+
+def encode_header(header: Mapping[str, Any], payload_length: int) -> bytes:
+    """What stands before the payload. Raises TypeError or ValueError where `header` holds more than JSON values."""
     head = to_json(dict(header)).encode()
-    stream.write(_MAGIC + _LENGTHS.pack(len(head), len(payload)) + head)
+    return _MAGIC + _LENGTHS.pack(len(head), payload_length) + head
+
+
+def send_frame(stream: BinaryIO, start: bytes, payload: bytes) -> None:
+    """Write a frame whose header is encoded already."""
+    stream.write(start)
     stream.write(payload)
     stream.flush()
 
@@ -87,16 +102,27 @@ def read_frame(stream: BinaryIO) -> Frame | None:
     head_length, payload_length = _LENGTHS.unpack(start[len(_MAGIC) :])
     if head_length > _LONGEST_HEADER:
         raise ProtocolError("a frame's header is too long")
-    head, payload = stream.read(head_length), stream.read(payload_length)
+    if payload_length > _LONGEST_PAYLOAD:
+        raise ProtocolError("a frame's payload is too long")
+    head, payload = stream.read(head_length), _read(stream, payload_length)
     if len(head) < head_length or len(payload) < payload_length:
         raise ProtocolError("the stream ended inside a frame")
     try:
         header = json.loads(head)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError("a frame's header is not JSON") from error
     if not isinstance(header, dict):
         raise ProtocolError("a frame's header is not a mapping")
     return Frame(header, payload)
+
+
+def _read(stream: BinaryIO, length: int) -> bytes:
+    """Up to `length` bytes. In chunks, so that a length that is a lie takes no memory."""
+    chunks: list[bytes] = []
+    while length > 0 and (chunk := stream.read(min(length, _CHUNK))):
+        chunks.append(chunk)
+        length -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def pack_leaves(leaves: Leaves) -> tuple[list[dict[str, Any]], bytes]:

@@ -3,12 +3,10 @@
 Two dispatch modes see every ATen operator that a module runs.
 
 `RandomRounding` is Monte Carlo arithmetic (Parker, 1997; as in Verificarlo): each float result that an operator
-had to round
-moves to a neighbouring float at random. Where a result is exact (views, max, gather, relu, casts; a sum or product that
-float64 shows to be exact) nothing moves. The terms of reductions and contractions move too, and are taken in
-another order,
-because moving the result alone does not model the rounding inside. `gelu` and its kin are run by their formulas, so
-that the cancellation inside them is seen.
+had to round moves to a neighbouring float at random. Where a result is exact (views, max, gather, relu, casts; a sum or
+product that float64 shows to be exact) nothing moves. The terms of reductions and contractions move too, and are taken
+in another order, because moving the result alone does not model the rounding inside. `gelu` and its kin are run by
+their formulas, so that the cancellation inside them is seen.
 
 `Float64` runs every operator in float64 whatever float32 tensors the model makes on the way. An explicit cast to half
 or bfloat16 is part of what the model says: it rounds, and the arithmetic after it is float64 again.
@@ -16,15 +14,15 @@ or bfloat16 is part of what the model says: it rounds, and the arithmetic after 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING
+from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING, RANDOM
 
 aten = torch.ops.aten
 
@@ -34,14 +32,17 @@ _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
+#: The bits of +∞, above which lie only NaN.
+_INFINITY = {dtype: int(torch.tensor(float("inf"), dtype=dtype).view(bits).item()) for dtype, bits in _BITS.items()}
+_MAGNITUDE = {dtype: torch.iinfo(bits).max for dtype, bits in _BITS.items()}
+_SIGN = {dtype: torch.iinfo(bits).min for dtype, bits in _BITS.items()}
 
 
 class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves what operators round, by up to `amplitude` units in the last place, drawn from `seed`.
 
-    `move_zeros`: exact zeros among the operands of a decision also move, by a few of the smallest subnormals. Used
-    to ask
-    whether a decision hangs on a tie, never for float answers (the sign of 1/0 would follow).
+    `move_zeros`: exact zeros among the operands of a decision also move, by a few of the smallest subnormals. Used to
+    ask whether a decision hangs on a tie, never for float answers (the sign of 1/0 would follow).
     """
 
     def __init__(self, seed: int, amplitude: int = 1, *, move_zeros: bool = False) -> None:
@@ -62,18 +63,16 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         a = self._amplitude
         bits = value.contiguous().view(bits_dtype)
-        step = torch.randint(-a, a + 1, value.shape, generator=self._generator).to(
-            device=value.device, dtype=bits_dtype
-        )
-        magnitude = bits & torch.iinfo(bits_dtype).max
-        largest = torch.tensor(float("inf"), dtype=value.dtype).view(bits_dtype).item()
-        movable = (magnitude > a) & (magnitude < largest - a)
-        moved = torch.where(movable, bits + step, bits)
+        steps = torch.int8 if a <= torch.iinfo(torch.int8).max else torch.int16  # the narrower, the faster to draw
+        step = torch.randint(-a, a + 1, value.shape, generator=self._generator, dtype=steps).to(value.device)
+        magnitude = bits & _MAGNITUDE[value.dtype]
+        fixed = (magnitude <= a) | (magnitude >= _INFINITY[value.dtype] - a)
+        moved = bits + step.masked_fill(fixed, 0)
         if self._move_zeros:
-            sign = torch.iinfo(bits_dtype).min
-            from_zero = torch.where(step < 0, (-step) | sign, step)
+            wide = step.to(bits_dtype)
+            from_zero = torch.where(wide < 0, (-wide) | _SIGN[value.dtype], wide)
             moved = torch.where(magnitude == 0, from_zero, moved)
-        return moved.view(value.dtype).reshape(value.shape)
+        return moved.view(value.dtype)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,7 +86,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view or name in EXACT or not _has_float(args):
             return func(*args, **kwargs)
         if name in MANY_ROUNDINGS:
-            args, kwargs = _pytree.tree_map((lambda x: self.move(x) if _is_float(x) else x), (args, kwargs))
+            args, kwargs = each_tensor(self.move, args), each_tensor(self.move, kwargs)
             args = _reordered(name, args, self._generator)
         result = func(*args, **kwargs)
         in_place = func._schema.is_mutable
@@ -95,7 +94,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(result, Tensor) and _is_float(result):
                 result.copy_(self._rounded(name, args, kwargs, func, result))
             return result
-        return _pytree.tree_map(lambda x: self._rounded(name, args, kwargs, func, x) if _is_float(x) else x, result)
+        return each_tensor(lambda x: self._rounded(name, args, kwargs, func, x) if _is_float(x) else x, result)
 
     def _rounded(self, name: str, args: Any, kwargs: Any, func: Any, result: Tensor) -> Tensor:
         moved: Tensor = self.move(result)
@@ -104,6 +103,10 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if exact is not None and exact.shape == result.shape:
                 return torch.where(exact == result.double(), result, moved)
         return moved
+
+
+#: What a drawing operator's dtype is where the module named none; float64 is the default inside the mode.
+_DEFAULTS = (None, torch.float32, torch.float64)
 
 
 class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -115,12 +118,24 @@ class Float64(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = dict(kwargs or {})
         if func in (aten._to_copy.default, aten.to.dtype):
             return _cast_in_float64(func, args, kwargs)
+        if func.overloadpacket.__name__ in RANDOM:
+            return _drawn_in_float32(func, args, kwargs)
         if kwargs.get("dtype") == torch.float32:
             kwargs["dtype"] = torch.float64
         if func._schema.is_mutable:
             return func(*args, **kwargs)
-        args, kwargs = _pytree.tree_map(widen, (args, kwargs))
-        return func(*args, **kwargs)
+        return func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
+
+
+def each_tensor(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """`value` with its tensors changed: what operators take and give has lists, tuples and keywords, nothing deeper."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([each_tensor(change, item) for item in value])
+    if isinstance(value, dict):
+        return {key: each_tensor(change, item) for key, item in value.items()}
+    return value
 
 
 def widen(value: Any) -> Any:
@@ -142,10 +157,19 @@ def _cast_in_float64(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return func(*args, **kwargs)
 
 
+def _drawn_in_float32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The random numbers that the module draws: a generator gives other ones in float64."""
+    if "dtype" in {argument.name for argument in func._schema.arguments} and kwargs.get("dtype") in _DEFAULTS:
+        kwargs["dtype"] = torch.float32
+    args = each_tensor(lambda x: x.float() if x.dtype == torch.float64 else x, args)
+    return each_tensor(widen, func(*args, **kwargs))
+
+
 def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: kwargs[name] for name in names if name in kwargs}
 
 
+@functools.cache
 def formulas() -> dict[Any, Callable[..., Any]]:
     """Activation functions as compositions of elementary operators: a single operator would hide what cancels
     inside."""
@@ -161,13 +185,13 @@ def _is_float(value: Any) -> bool:
 
 
 def _has_float(args: Any) -> bool:
-    return any(_is_float(leaf) for leaf in _pytree.tree_leaves(args))
+    return any(_is_float(x) or (isinstance(x, list | tuple) and _has_float(x)) for x in args)
 
 
 def _in_float64(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The operator's result in float64 from the same operands; None where it has none."""
     try:
-        result = func(*_pytree.tree_map(widen, args), **_pytree.tree_map(widen, kwargs))
+        result = func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
     except (RuntimeError, TypeError):
         return None
     return result if isinstance(result, Tensor) else None

@@ -112,14 +112,25 @@ class Session:
         self._prepared(self._worker.wait())
         return self.state
 
-    def begin(self, sample: Mapping[str, Tensor], *, rng_seed: int = 0, check: bool = False, **variant: Any) -> None:
-        """Hand over a sample; `finish` or `poll` gives the answer. `check`: hash the parameters afterwards."""
+    def begin(
+        self,
+        sample: Mapping[str, Tensor],
+        *,
+        rng_seed: int = 0,
+        check: bool = False,
+        observe: bool = False,
+        **variant: Any,
+    ) -> None:
+        """Hand over a sample; `finish` gives the answer. `check`: hash the parameters afterwards.
+
+        `observe`: answer an observation's leaves (`fuzzer.backends.observe`) in place of the output's.
+        """
         if self._worker is None or self.state is not State.READY:
             raise RuntimeError(f"{self.backend} is not ready to run")
-        header: dict[str, Any] = {"do": "run", "rng_seed": rng_seed, "check": check}
+        header: dict[str, Any] = {"do": "run", "rng_seed": rng_seed, "check": check, "observe": observe}
         if variant:
             header["variant"] = variant | {"rng_seed": rng_seed}
-        limits = Limits(self.seed.deadline_s * (20 if variant else 1), self.seed.memory_mb)
+        limits = Limits(self.seed.deadline_s * (20 if variant or observe else 1), self.seed.memory_mb)
         self._worker.send(header, tensors.encode(sample), limits=limits)
 
     def finish(self) -> Answer:
@@ -135,13 +146,21 @@ class Session:
             return Answer(failure=reply.failure)
         try:
             leaves = unpack_leaves(reply.header["leaves"], reply.payload)
-        except (ProtocolError, KeyError) as error:
+            return Answer(leaves, seconds=float(reply.header["seconds"]), changed=list(reply.header["changed"]))
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
             return Answer(failure=Failure("internal", type(error).__name__, str(error)))
-        return Answer(leaves, seconds=float(reply.header["seconds"]), changed=list(reply.header["changed"]))
 
-    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int = 0, check: bool = False, **variant: Any) -> Answer:
+    def run(
+        self,
+        sample: Mapping[str, Tensor],
+        *,
+        rng_seed: int = 0,
+        check: bool = False,
+        observe: bool = False,
+        **variant: Any,
+    ) -> Answer:
         """`begin` and `finish`."""
-        self.begin(sample, rng_seed=rng_seed, check=check, **variant)
+        self.begin(sample, rng_seed=rng_seed, check=check, observe=observe, **variant)
         return self.finish()
 
     def weights(self) -> dict[str, Tensor] | None:
@@ -150,7 +169,10 @@ class Session:
             return None
         self._worker.send({"do": "weights"}, limits=Limits(self.seed.prepare_deadline_s, self.seed.memory_mb))
         reply = self._worker.wait()
-        return tensors.decode(reply.payload) if isinstance(reply, Frame) and reply.ok else None
+        if isinstance(reply, Death):
+            self.close()
+            return None
+        return tensors.decode(reply.payload) if reply.ok else None
 
     def close(self) -> None:
         """End the process, if there is one. A ready session becomes idle; one that was refused stays so."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -34,7 +34,7 @@ class Finding:
     blame: str
     message: str
     standing: Standing
-    count: int = 1
+    count: int = 1  # how often it was seen, the first time included
     detail: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -43,6 +43,7 @@ class Finding:
             "label": self.label,
             "seed": self.signature.seed,
             "target": self.signature.target,
+            "class": self.signature.cls,
             "leaf": self.signature.leaf,
             "kind": self.signature.kind,
             "tiers": dict(self.tiers),
@@ -54,6 +55,21 @@ class Finding:
             "message": self.message,
             "detail": self.detail,
         }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Finding:
+        """The inverse of `to_json`, with a count of 0: the journal's runs say how often it was seen."""
+        return cls(
+            Signature(value["seed"], value["target"], value["class"], value["leaf"], value["kind"]),
+            value["label"],
+            value["executions_to_detection"],
+            dict(value["tiers"]),
+            value["blame"],
+            value["message"],
+            Standing(value["standing"]),
+            count=0,
+            detail=value["detail"],
+        )
 
 
 @dataclass
@@ -74,6 +90,10 @@ class Ledger:
         if found is not None:
             found.count += 1
         return found is not None
+
+    def accept(self, why: str) -> None:
+        """Count behaviour that the seed's owner knows."""
+        self.accepted[why] = self.accepted.get(why, 0) + 1
 
     def new_crashes(self) -> list[Finding]:
         return [finding for finding in self.findings.values() if finding.standing is Standing.STORED]

@@ -6,6 +6,7 @@ folder exclude each other by a lock that the system drops with the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -34,19 +35,27 @@ class Journal:
         try:
             (self._out / "runs").mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise XbfuzzError(f"another campaign is running in {self._out}; use another --out, or wait") from error
+        except OSError as error:
+            raise self._cannot_write(self._out, error) from error
+        try:
             if self._resume:
                 self.folder = _latest(self._out / "runs")
             self.folder.mkdir(parents=True, exist_ok=True)
             _drop_unfinished_line(self.folder / "events.jsonl")
             self._stream = (self.folder / "events.jsonl").open("a", encoding="utf-8")
-        except Timeout as error:
-            raise XbfuzzError(f"another campaign is running in {self._out}; use another --out, or wait") from error
         except OSError as error:
-            raise XbfuzzError(f"cannot write under {self._out}: {error.strerror or error}") from error
+            self._lock.release()
+            raise self._cannot_write(self._out, error) from error
+        except XbfuzzError:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        with contextlib.suppress(OSError):  # a full disk was told by `write`; closing tries to write once more
+            self._stream.close()
         self._lock.release()
 
     def write(self, event: str, **facts: Any) -> None:
@@ -55,7 +64,11 @@ class Journal:
             self._stream.write(to_json({"event": event, **facts}) + "\n")
             self._stream.flush()
         except OSError as error:
-            raise XbfuzzError(f"cannot write {self.folder}: {error.strerror or error}") from error
+            raise self._cannot_write(self.folder, error) from error
+
+    @staticmethod
+    def _cannot_write(path: Path, error: OSError) -> XbfuzzError:
+        return XbfuzzError(f"cannot write under {path}: {error.strerror or error}")
 
     def stats(self, stats: dict[str, Any]) -> None:
         """Replace the statistics file."""

@@ -26,12 +26,15 @@ from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, OracleDown, ask_oracle,
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
-from fuzzer.verify.verdict import Outcome
 
 #: Base inputs on which the reference must not answer the same.
 VETTING_INPUTS = 4
 #: Deaths of one target after which it is no longer run.
 MOST_DEATHS = 5
+#: Deaths of the reference after which its seed is given up: more, because a death of the reference tells something.
+MOST_REFERENCE_DEATHS = 4 * MOST_DEATHS
+#: Why something was not run where nothing is wrong with it.
+ENDED_EARLY = "the campaign ended before it was prepared"
 
 
 @dataclass
@@ -58,6 +61,12 @@ class Target:
         dead = self.session is None or self.session.state in (State.REFUSED, State.DEAD)
         return dead or bool(self.abandoned)
 
+    def died(self, how: str) -> None:
+        """Count a death; after `MOST_DEATHS` the target is abandoned."""
+        self.deaths += 1
+        if self.deaths >= MOST_DEATHS:
+            self.abandoned = f"died {self.deaths} times; the last time: {how}"
+
     @property
     def status(self) -> tuple[str, str]:
         """`ok`, `unavailable`, `unsupported`, `crashes`, `abandoned` or `not-prepared`, with the reason."""
@@ -70,7 +79,7 @@ class Target:
         if self.session.state is State.DEAD:
             return "crashes", self.session.reason
         if self.session.prepare_s == 0.0:
-            return "not-prepared", "the campaign ended before it was prepared"
+            return "not-prepared", ENDED_EARLY
         return "ok", ""
 
 
@@ -124,13 +133,26 @@ class Lane:
     @property
     def finished(self) -> bool:
         """Whether no target has anything left to run."""
-        if self.failed or all(target.over for target in self.targets):
+        if self.failed:
             return True
-        return self.limit is not None and all(t.over or t.cursor >= self.limit for t in self.targets)
+        return all(target.over or self.done(target) for target in self.targets)
+
+    def wanted(self) -> list[Session]:
+        """Sessions that have no process and should have one, the most useful first."""
+        if self.finished:
+            return []
+        targets = sorted((t for t in self.targets if not t.over and not self.done(t)), key=lambda t: t.cursor)
+        first = [self.reference] if self.oracle is None else [self.reference, self.oracle]
+        found = [*first, *(t.session for t in targets if t.session is not None)]
+        return [session for session in found if session.state is State.IDLE]
+
+    def done(self, target: Target) -> bool:
+        """Whether a target has run all inputs there will be."""
+        return self.limit is not None and target.cursor >= self.limit
 
     def behind(self) -> list[Target]:
         """Ready targets that have an input to run, the one furthest behind first."""
-        ready = [t for t in self.targets if t.runs and (self.limit is None or t.cursor < self.limit)]
+        ready = [t for t in self.targets if t.runs and not self.done(t)]
         return sorted(ready, key=lambda target: target.cursor)
 
     def recipe(self, index: int) -> Recipe:
@@ -161,7 +183,7 @@ class Lane:
             self.corpus.append(self.recipes[index])
         return new
 
-    def restore_input(self, index: int, recipe: Recipe, content: str, new: list[str]) -> None:
+    def restore_input(self, index: int, recipe: Recipe, content: str, new: list[str], died: str) -> None:
         """Take up an input from a journal. Raises XbfuzzError where the journal has a gap."""
         if index != len(self.recipes):
             raise XbfuzzError(f"the journal has input {index} of {self.name} where {len(self.recipes)} was due")
@@ -170,14 +192,17 @@ class Lane:
         self.seen |= set(new)
         if new:
             self.corpus.append(recipe)
+        if died:
+            self.reference_died(died)
 
-    def restore_run(self, spec: str, index: int, outcome: str) -> None:
+    def restore_run(self, spec: str, index: int, outcome: str, died: str, notes: list[str], *, judged: bool) -> None:
         """Take up one execution from a journal; those of targets that this campaign does not have are left out."""
         for target in self.targets:
             if target.spec == spec:
                 target.cursor = index + 1
-                target.executions += 1
-                target.outcomes[outcome] += 1
+                self.tally(target, outcome, notes, judged=judged)
+                if died:
+                    target.died(died)
 
     def vet(self) -> None:
         """Prove that comparing this seed's outputs would notice a fault; else `failed` says why not."""
@@ -209,6 +234,7 @@ class Lane:
             lambda leaves: tier1(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0],
             torch.Generator().manual_seed(0),
             informative=self.vacuity.informative,
+            tolerance=self.seed.tolerance,
         )
         if not self.self_test.ok:
             missed = ", ".join(self.self_test.missed) or "nothing could be planted"
@@ -216,10 +242,21 @@ class Lane:
             return
         self.vetted = True
 
-    def tally(self, target: Target, outcome: Outcome, *, judged: bool) -> None:
+    def tally(self, target: Target, outcome: str, notes: list[str], *, judged: bool) -> None:
+        """Count one execution; `notes` are its verdict's."""
         target.executions += 1
-        target.outcomes[str(outcome)] += 1
+        target.outcomes[outcome] += 1
         target.judged += int(judged)
+        self.harness_errors += [note for note in notes if note.startswith("harness error")]
+
+    def reference_died(self, how: str) -> None:
+        """Count a death of the reference on a new input; after too many the lane fails.
+
+        Deaths when a late target runs an old input again do not count: their number is a matter of time.
+        """
+        self.reference_deaths += 1
+        if self.reference_deaths >= MOST_REFERENCE_DEATHS:
+            self.failed = f"its reference died {self.reference_deaths} times; the last time: {how}"
 
     def close(self) -> None:
         for session in self.sessions:

@@ -6,6 +6,7 @@ in a thread, while it turns.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,25 +15,22 @@ from torch import Tensor
 
 from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.campaign import corpus
-from fuzzer.campaign.confirm import Confirmed, Confirmer
-from fuzzer.campaign.findings import Finding, Ledger, Standing, accepted_by
+from fuzzer.campaign.confirm import Confirmer
+from fuzzer.campaign.findings import Ledger
+from fuzzer.campaign.intake import Intake, restore
 from fuzzer.campaign.journal import Journal, stamp
-from fuzzer.campaign.lane import MOST_DEATHS, Lane, Target
+from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
 from fuzzer.campaign.summary import Summary, summarize
-from fuzzer.crashes.crash import Crash, make_crash
-from fuzzer.crashes.environment import environment
-from fuzzer.crashes.signature import Signature, signature_of
-from fuzzer.crashes.store import list_crashes, write_crash
-from fuzzer.diagnose import Diagnosis, primary, provisional
+from fuzzer.crashes.store import list_crashes
 from fuzzer.errors import XbfuzzError
-from fuzzer.mutate.havoc import apply_recipe
+from fuzzer.files import to_json
 from fuzzer.mutate.recipe import Recipe
-from fuzzer.reduce.recipe import shrink_recipe
 from fuzzer.seeds import Seed
+from fuzzer.seeds.load import seed_to_json
 from fuzzer.tensors import content_hash
-from fuzzer.verify.examine import Examined, examine
+from fuzzer.verify.examine import examine
 from fuzzer.verify.verdict import Outcome
 
 #: One execution in so many is judged although the screen passed it, so that what the screen misses is known.
@@ -41,8 +39,6 @@ JUDGE_ONE_IN = 50
 CHECK_ONE_IN = 64
 #: With more lanes than fit into memory, each has this many seconds before it makes room.
 SLICE_S = 20.0
-#: Reducing one finding's recipe takes no longer than this.
-SHRINK_S = 10.0
 
 
 class Campaign:
@@ -69,7 +65,7 @@ class Campaign:
             for planned in self.plan.seeds
         ]
         self.ledger = Ledger.with_known(path.name for path in list_crashes(options.crashes))
-        self.executions = self.inputs = self.screen_misses = self.screen_samples = 0
+        self.executions = self.inputs = 0
         self.first_comparison_s: float | None = None
         self.interrupted = False
         self._spent: dict[str, float] = {lane.name: 0.0 for lane in self.lanes}
@@ -78,6 +74,11 @@ class Campaign:
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._started
+
+    @property
+    def confirming(self) -> int:
+        """How many findings wait for their confirmation."""
+        return self._confirmer.pending
 
     @property
     def run_name(self) -> str:
@@ -94,10 +95,12 @@ class Campaign:
             self._journal = journal
             if self.options.resume:
                 self._restore()
-            journal.write("start", rng_seed=self.options.rng_seed, seeds=[lane.name for lane in self.lanes])
+            journal.write("start", rng_seed=self.options.rng_seed, seeds=self._seed_hashes())
             self._pool = Pool(self.lanes, self.options.max_workers or most_workers())
             self._confirmer = Confirmer(self.options.crashes, self._where, private=self.options.private)
+            self._intake = Intake(self.options, journal, self.ledger, self._confirmer, self._clock)
             try:
+                self._intake.again()
                 self._loop()
                 self._await_confirmations()
             finally:
@@ -114,7 +117,7 @@ class Campaign:
         while not self._over():
             for session in self._pool.pump():
                 self._prepared(session)
-            self._confirmations()
+            self._intake.poll()
             lane = self._next_lane()
             self._watch(self)
             if lane is None:
@@ -129,7 +132,7 @@ class Campaign:
             self._spent[lane.name] += now - before
             if now > slice_ends.setdefault(lane.name, now + SLICE_S) and self._pool.crowded:
                 del slice_ends[lane.name]
-                self._pool.make_room(lane)
+                self._pool.rest(lane)
 
     def _over(self) -> bool:
         if self.interrupted or all(lane.finished for lane in self.lanes):
@@ -172,7 +175,7 @@ class Campaign:
                 vacuity=None,
                 screen=None,
             )
-            self._finding(lane, target, Recipe(0), lane.example, found, 0)
+            self._intake.take(lane, target, Recipe(0), lane.example, found, 0, self.executions)
 
     def _vet(self, lane: Lane) -> None:
         lane.vet()
@@ -205,8 +208,6 @@ class Campaign:
         answers = [target.session.finish() for target in targets if target.session is not None]
         if fresh:
             self._new_input(lane, index, sample, reference)
-        if reference.death is not None:
-            self._reference_died(lane, reference)
         for target, answer in zip(targets, answers, strict=True):
             target.cursor = index + 1
             self._examine(lane, target, index, sample, reference, answer)
@@ -218,15 +219,18 @@ class Campaign:
         self.inputs += 1
         recipe = lane.recipes[index]
         self._journal.write(
-            "input", seed=lane.name, index=index, recipe=recipe.to_json(), content=content, new=sorted(new)
+            "input",
+            seed=lane.name,
+            index=index,
+            recipe=recipe.to_json(),
+            content=content,
+            new=sorted(new),
+            died=reference.error if reference.death is not None else "",
         )
+        if reference.death is not None:
+            lane.reference_died(reference.error)
         if new and not self.options.private:
             corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, new, None)
-
-    def _reference_died(self, lane: Lane, reference: Answer) -> None:
-        lane.reference_deaths += 1
-        if lane.reference_deaths >= 4 * MOST_DEATHS:
-            lane.failed = f"its reference died {lane.reference_deaths} times; the last time: {reference.error}"
 
     def _examine(
         self,
@@ -252,8 +256,14 @@ class Campaign:
         if self.first_comparison_s is None and found.verdict.compared:
             self.first_comparison_s = self.elapsed_s
         verdict = found.verdict
-        lane.tally(target, verdict.outcome, judged=verdict.judged)
-        lane.harness_errors += [note for note in verdict.notes if note.startswith("harness error")]
+        died = answer.error if answer.death is not None else ""
+        taken: dict[str, str] = {}
+        if verdict.outcome is Outcome.MISMATCH:
+            taken = self._intake.take(lane, target, lane.recipes[index], sample, found, index, self.executions)
+        lane.tally(target, str(verdict.outcome), verdict.notes, judged=verdict.judged)
+        if died:
+            target.died(died)
+        # Last, so that a campaign that is killed before this line runs the input again and finds what it found.
         self._journal.write(
             "run",
             seed=lane.name,
@@ -261,163 +271,56 @@ class Campaign:
             index=index,
             outcome=str(verdict.outcome),
             compared=verdict.compared,
+            judged=verdict.judged,
+            died=died,
             notes=verdict.notes,
+            **taken,
         )
-        if verdict.outcome is Outcome.MISMATCH:
-            self._finding(lane, target, lane.recipes[index], sample, found, index)
-        if answer.death is not None:
-            target.deaths += 1
-            if target.deaths >= MOST_DEATHS:
-                target.abandoned = f"died {target.deaths} times; the last time: {answer.error}"
-
-    def _finding(
-        self,
-        lane: Lane,
-        target: Target,
-        recipe: Recipe,
-        sample: Mapping[str, Tensor],
-        found: Examined,
-        index: int,
-    ) -> None:
-        diagnosis, signature = _diagnosed(lane.seed, target.spec, found, sample)
-        difference = primary(found.verdict)
-        assert difference is not None
-        accept = accepted_by(lane.seed, target.spec, diagnosis, difference)
-        if accept is not None:
-            self.ledger.accepted[accept.why] = self.ledger.accepted.get(accept.why, 0) + 1
-            return
-        if self.ledger.seen(signature):
-            return
-        standing = Standing.KNOWN if signature.id in self.ledger.known else Standing.PENDING
-        finding = Finding(
-            signature,
-            str(diagnosis.label),
-            self.executions,
-            {"tensors": "fail", "activations": "not-run", "task": "not-run"},
-            str(found.verdict.blame),
-            difference.message,
-            standing,
-        )
-        self.ledger.findings[signature.id] = finding
-        self._journal.write("finding", **finding.to_json(), recipe=recipe.to_json(), index=index)
-        if standing is Standing.PENDING:
-            self._stage(lane, target, recipe, sample, found, diagnosis, signature, index)
-
-    def _stage(
-        self,
-        lane: Lane,
-        target: Target,
-        recipe: Recipe,
-        sample: Mapping[str, Tensor],
-        found: Examined,
-        diagnosis: Diagnosis,
-        signature: Signature,
-        index: int,
-    ) -> None:
-        """Write the finding as it is, reduce its recipe, write it again, and have it confirmed."""
-        about = {"run": self._journal.folder.name, "execution": self.executions, "date": time.strftime("%Y-%m-%d")}
-        original = dict(sample)
-
-        def crash_of(recipe: Recipe, sample: Mapping[str, Tensor], found: Examined, diagnosis: Diagnosis) -> Crash:
-            return make_crash(
-                lane.seed,
-                target.spec,
-                found.verdict,
-                diagnosis,
-                sample,
-                recipe=recipe,
-                original=original,
-                rng_seed=lane.rng_seed(index),
-                environment=environment(),
-                found=about,
-            )
-
-        staged = self._write_finding(lane, crash_of(recipe, sample, found, diagnosis))
-        if found.target.death is None and found.reference.death is None:
-            smaller = self._shrink(lane, target, recipe, signature, lane.rng_seed(index))
-            if smaller is not None:
-                staged = self._write_finding(lane, crash_of(*smaller))
-        self._confirmer.add(staged)
-
-    def _write_finding(self, lane: Lane, crash: Crash) -> Any:
-        onnx = lane.seed.path(lane.seed.model.path or "").read_bytes() if lane.seed.model.source == "onnx" else None
-        folder = self._journal.folder / "findings"
-        return write_crash(folder, crash, onnx=onnx, private=self.options.private)
-
-    def _shrink(
-        self, lane: Lane, target: Target, recipe: Recipe, signature: Signature, rng_seed: int
-    ) -> tuple[Recipe, Mapping[str, Tensor], Examined, Diagnosis] | None:
-        """The recipe without what the finding does not need, with what is seen on it; None where nothing goes."""
-        best: list[tuple[Recipe, Mapping[str, Tensor], Examined, Diagnosis]] = []
-        ends = self._clock() + SHRINK_S
-
-        def still_fails(candidate: Recipe) -> bool:
-            assert target.session is not None
-            if self._clock() > ends or not target.runs or lane.reference.state is not State.READY:
-                return False
-            sample = apply_recipe(lane.seed, candidate)
-            reference = lane.reference.run(sample, rng_seed=rng_seed)
-            answer = target.session.run(sample, rng_seed=rng_seed)
-            found = examine(
-                lane.bench(target), sample, reference, answer, rng_seed=rng_seed, vacuity=lane.vacuity, screen=None
-            )
-            if found.verdict.outcome is not Outcome.MISMATCH:
-                return False
-            diagnosis, seen = _diagnosed(lane.seed, target.spec, found, sample)
-            if seen != signature:
-                return False
-            best[:] = [(candidate, sample, found, diagnosis)]
-            return True
-
-        shrink_recipe(recipe, still_fails)
-        return best[0] if best else None
-
-    def _confirmations(self) -> None:
-        while (confirmed := self._confirmer.poll()) is not None:
-            self._confirmed(confirmed)
-
-    def _confirmed(self, confirmed: Confirmed) -> None:
-        finding = self.ledger.findings[confirmed.id]
-        if confirmed.stored:
-            finding.standing = Standing.STORED
-        else:
-            finding.standing = Standing.UNCONFIRMED
-            replayed = confirmed.replayed
-            finding.detail = confirmed.error or f"{replayed.state}: {replayed.detail}" if replayed else confirmed.error
-        self._journal.write("confirmed", id=finding.signature.id, standing=str(finding.standing), detail=finding.detail)
 
     def _await_confirmations(self) -> None:
         """Give what is still unconfirmed the time that is set aside for it; interrupted, none."""
-        ends = self._clock() + (0.0 if self.interrupted else self.options.confirm_s)
+        ends = self._clock() + self.options.confirm_s
         for lane in self.lanes:
             lane.close()
         while self._confirmer.pending and self._clock() < ends and not self.interrupted:
-            self._confirmations()
+            self._intake.poll()
             self._watch(self)
             time.sleep(0.05)
-        self._confirmations()
-        for finding in self.ledger.findings.values():
-            if finding.standing is Standing.PENDING:
-                finding.detail = f"not tried in fresh processes; kept under {self._journal.folder}/findings"
+        self._intake.poll()
+        self._intake.give_up()
 
     def _restore(self) -> None:
         """Take up the latest run where its journal ends. Raises XbfuzzError where it is another campaign's."""
         lanes = {lane.name: lane for lane in self.lanes}
         for event in self._journal.events():
-            if event["event"] == "start" and event["rng_seed"] != self.options.rng_seed:
-                raise XbfuzzError(f"that run had --rng-seed {event['rng_seed']}; give the same to resume it")
+            if event["event"] == "start":
+                self._check_same(event)
+            restore(self.ledger, event)
             lane = lanes.get(event.get("seed", ""))
-            if lane is None:
-                continue
-            if event["event"] == "input":
-                lane.restore_input(event["index"], Recipe.from_json(event["recipe"]), event["content"], event["new"])
+            if lane is not None and event["event"] == "input":
+                recipe = Recipe.from_json(event["recipe"])
+                lane.restore_input(event["index"], recipe, event["content"], event["new"], event["died"])
                 self.inputs += 1
-            elif event["event"] == "run":
+            elif lane is not None and event["event"] == "run":
                 self.executions += 1
-                lane.restore_run(event["target"], event["index"], event["outcome"])
+                lane.restore_run(
+                    event["target"],
+                    event["index"],
+                    event["outcome"],
+                    event["died"],
+                    event["notes"],
+                    judged=event["judged"],
+                )
 
+    def _check_same(self, start: Mapping[str, Any]) -> None:
+        if start["rng_seed"] != self.options.rng_seed:
+            raise XbfuzzError(f"that run had --rng-seed {start['rng_seed']}; give the same to resume it")
+        changed = [name for name, text in self._seed_hashes().items() if start["seeds"].get(name, text) != text]
+        if changed:
+            raise XbfuzzError(f"{', '.join(changed)} changed since that run; start a new one without --resume")
 
-def _diagnosed(seed: Seed, target: str, found: Examined, sample: Mapping[str, Tensor]) -> tuple[Diagnosis, Signature]:
-    truth = found.oracle.truth if found.oracle is not None else None
-    diagnosis = provisional(found.verdict, found.reference.leaves, found.target.leaves, truth, sample, target)
-    return diagnosis, signature_of(seed.name, target, found.verdict, diagnosis.label)
+    def _seed_hashes(self) -> dict[str, str]:
+        """What tells whether a run that is resumed had the same seeds."""
+        return {
+            lane.name: hashlib.sha256(to_json(seed_to_json(lane.seed)).encode()).hexdigest()[:16] for lane in self.lanes
+        }

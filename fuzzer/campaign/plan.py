@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fuzzer.backends.registry import availability, parse
+from fuzzer.errors import InputError
+from fuzzer.mutate.base import mutators_for
 from fuzzer.mutate.havoc import propose_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
@@ -68,10 +70,11 @@ class Plan:
 def make_plan(seeds: Sequence[Seed], options: Options) -> Plan:
     """Check every backend string, find out what can run here, and share `max_execs` out over the seeds.
 
-    Raises SpecError on a backend string that names nothing.
+    Raises SpecError on a backend string that names nothing, InputError on a mutator that does not exist.
     """
     plan = Plan()
     for seed in sorted(seeds, key=size):
+        _check_mutators(seed)
         reference = str(parse(seed.reference))
         specs = list(dict.fromkeys(str(parse(text)) for text in (options.backends or tuple(seed.backends))))
         targets = {spec: availability(parse(spec)) for spec in specs if spec != reference}
@@ -79,6 +82,13 @@ def make_plan(seeds: Sequence[Seed], options: Options) -> Plan:
     if options.max_execs is not None:
         _share(plan, options.max_execs)
     return plan
+
+
+def _check_mutators(seed: Seed) -> None:
+    try:
+        mutators_for(seed)
+    except InputError as error:
+        raise InputError(f"seed {seed.name}: mutators: {error}") from error
 
 
 def size(seed: Seed) -> tuple[int, int, str]:

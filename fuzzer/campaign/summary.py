@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fuzzer.campaign.findings import Standing
+from fuzzer.campaign.lane import ENDED_EARLY
 
 if TYPE_CHECKING:
     from fuzzer.campaign.loop import Campaign
@@ -105,7 +106,7 @@ def summarize(campaign: Campaign) -> Summary:
                 "reference": lane.planned.reference,
                 "inputs": len(lane.recipes),
                 "vetted": lane.vetted,
-                "reason": lane.failed or ("" if lane.vetted else "the campaign ended before it was prepared"),
+                "reason": lane.failed or ("" if lane.vetted or lane.recipes else ENDED_EARLY),
                 "uninformative": lane.vacuity.reasons if lane.vacuity else {},
                 "self_test": _self_test(lane.self_test),
                 "weights_hash": lane.reference.weights_hash,
@@ -116,6 +117,8 @@ def summarize(campaign: Campaign) -> Summary:
         errors += [f"{lane.name}: {error}" for error in lane.harness_errors]
         for target in lane.targets:
             status, reason = target.status
+            if status == "not-prepared" and lane.failed:
+                reason = "its seed was not fuzzed"
             outcomes.update(target.outcomes)
             judged += target.judged
             targets.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fuzzer.diagnose import Diagnosis, Label, primary
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed, Weights
 from fuzzer.seeds.load import seed_from_json, seed_to_json
+from fuzzer.verify.activations import Activations
 from fuzzer.verify.verdict import Verdict
 
 #: What is kept of a verdict at most: a detector with hundreds of leaves must not make a file that nobody reads.
@@ -32,8 +33,9 @@ class Crash:
 
     `verdict` is the verdict's JSON, bounded. `seed` is the seed as JSON, its relative paths starting at `base`.
     `recipe` is None where no recipe makes the inputs (they came from elsewhere, or were reduced value by value).
-    `original` are the inputs as found, where they are kept. `weights` and `files` say what the folder holds and are
-    filled in by `write_crash`. `folder` is where the crash was read from.
+    `original` are the inputs as found, where they are kept. `activations` is tier 2's JSON, empty where it was not
+    run. `weights` and `files` say what the folder holds and are filled in by `write_crash`. `folder` is where the
+    crash was read from.
     """
 
     signature: Signature
@@ -57,6 +59,7 @@ class Crash:
     stage: str | None = None
     mitigations: tuple[Mapping[str, Any], ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    activations: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
@@ -122,6 +125,12 @@ def make_crash(
         found=dict(found or {}),
         sizes={"original": _elements(before), "reduced": _elements(inputs)},
     )
+
+
+def with_activations(crash: Crash, activations: Activations) -> Crash:
+    """The crash with what tier 2 saw of it."""
+    tiers = {**crash.tiers, "activations": activations.status}
+    return replace(crash, activations=_short(activations.to_json()), tiers=tiers)
 
 
 def seed_of(crash: Crash, base: Path | None = None) -> Seed:

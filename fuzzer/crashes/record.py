@@ -22,6 +22,7 @@ from fuzzer.files import to_json
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds.load import seed_from_json
 from fuzzer.seeds.yaml_file import YamlError, dump_yaml, read_yaml
+from fuzzer.verify.activations import MOST_POINTS
 from fuzzer.verify.verdict import Blame, Kind, Outcome
 
 FORMAT = 1
@@ -73,6 +74,15 @@ class _Verdict(BaseModel):
     notes: list[Text]
 
 
+class _Activations(BaseModel):
+    """What readers rely on; empty where tier 2 was not run."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    status: Literal["fail", "pass", "not-run"] = "not-run"
+    sentence: Text = ""
+    points: Annotated[list[dict[str, Any]], Field(max_length=MOST_POINTS)] = []
+
+
 class _Record(_Part):
     format: int
     id: Text
@@ -98,6 +108,7 @@ class _Record(_Part):
     base: Text
     seed: dict[str, Any]
     statistics: _Verdict
+    activations: _Activations = _Activations()
 
 
 def to_yaml(crash: Crash, home: Path) -> str:
@@ -127,6 +138,7 @@ def to_yaml(crash: Crash, home: Path) -> str:
         "base": Path(os.path.relpath(crash.base, home)).as_posix(),
         "seed": dict(crash.seed),
         "statistics": dict(crash.verdict),
+        **({"activations": dict(crash.activations)} if crash.activations else {}),
     }
     return dump_yaml(json.loads(to_json(record)))  # plain values only: no tuples, no NaN
 
@@ -160,6 +172,7 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         blame=str(Blame(record.blame)),
         severity=record.severity,
         verdict=data["statistics"],
+        activations=data.get("activations", {}),
         seed=record.seed,
         base=_base(record.base, home),
         reference=str(BackendSpec.parse(record.reference)),

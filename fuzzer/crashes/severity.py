@@ -7,6 +7,7 @@ from fuzzer.verify.verdict import Blame, Kind, Verdict
 
 #: crash: a process dies, hangs or exceeds its memory. wrong: an answer is not what it should be (structure, exceptions,
 #: values beyond the noise, state). decision: an order or a near-tie goes another way. minor: rounding, signs of zero.
+#: What is minor by its tensors is as grave as what the task makes of it.
 SEVERITIES = ("crash", "wrong", "decision", "minor")
 
 
@@ -21,5 +22,13 @@ def severity(verdict: Verdict, label: Label) -> str:
         return "decision"
     excused = difference.kind is Kind.VALUE and difference.blame is Blame.NEITHER
     if difference.kind is Kind.SIGNED_ZERO or excused or label.name in ("numeric/rounding", "numeric/accumulation"):
-        return "minor"
+        return _by_task(verdict)
+    if difference.kind is Kind.TASK and difference.near_tie:
+        return "decision"
     return "wrong"
+
+
+def _by_task(verdict: Verdict) -> str:
+    if verdict.task is None or verdict.task.status != "fail":
+        return "minor"
+    return "decision" if verdict.task.near_tie else "wrong"

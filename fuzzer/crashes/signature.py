@@ -35,6 +35,7 @@ CLASS_OF_KIND: dict[Kind, str] = {
     Kind.MEMORY: "execution",
     Kind.NONDETERMINISM: "state",
     Kind.MUTATION: "state",
+    Kind.TASK: "numeric",
 }
 
 #: A folder's name has at most 255 bytes on common file systems; the hash tells long names apart.

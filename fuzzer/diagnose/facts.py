@@ -121,11 +121,13 @@ def relative_errors(value: Tensor, truth: Tensor) -> Tensor:
 
 
 def rounds_to(fine: Tensor, coarse: Tensor, dtype: torch.dtype) -> bool:
-    """Is `coarse` what `fine` becomes when it is rounded to `dtype`, and is `fine` not so already."""
+    """Is `coarse` what `fine` becomes when it is rounded to `dtype`, and is some finite value of it not so already."""
     if fine.shape != coarse.shape or not (fine.is_floating_point() and coarse.is_floating_point()):
         return False
     rounded = wide(fine.to(dtype))
-    return not torch.equal(wide(fine), rounded) and torch.equal(rounded, wide(coarse))
+    moved = (wide(fine) != rounded) & rounded.isfinite()
+    same = (rounded == wide(coarse)) | (rounded.isnan() & wide(coarse).isnan())
+    return bool(moved.any()) and bool(same.all())
 
 
 def median(values: Tensor) -> float:

@@ -18,6 +18,7 @@ GRAVITY: tuple[Kind, ...] = (
     Kind.NONFINITE,
     Kind.INTEGER,
     Kind.VALUE,
+    Kind.TASK,
     Kind.DTYPE,
     Kind.SIGNED_ZERO,
 )

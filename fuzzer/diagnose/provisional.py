@@ -272,6 +272,8 @@ def _integer(case: _Case) -> tuple[str, str] | None:
 def _index_of_nonfinite(case: _Case) -> tuple[str, str] | None:
     if facts.finite(case.sample.values()):
         return None
+    if case.pair is not None and case.pair[0].dtype != torch.bool and not facts.is_index(*case.pair):
+        return None  # a conversion to integers, which chose nothing
     if case.has_boxes():
         return "order/nms", "other boxes are kept, with inputs that are NaN or infinite in places"
     return "numeric/nonfinite", "a decision over inputs that are NaN or infinite in places"
@@ -319,6 +321,8 @@ def _rounding(case: _Case) -> tuple[str, str] | None:
 def _wrong_value(case: _Case) -> tuple[str, str] | None:
     if case.difference.blame is Blame.UNKNOWN:
         return None
+    if not facts.finite(case.sample.values()):
+        return "numeric/nonfinite", "finite answers differ, from inputs that are NaN or infinite in places"
     who = {Blame.BOTH: "both sides are", Blame.TARGET: "the target is", Blame.REFERENCE: "the reference is"}
     return "numeric/wrong-value", f"{who.get(case.difference.blame, 'a side is')} further from float64 than any noise"
 
@@ -351,4 +355,5 @@ RULES: dict[Kind, tuple[Rule, ...]] = {
     Kind.SIGNED_ZERO: (_always("numeric/signed-zero"),),
     Kind.NONDETERMINISM: (_always("state/nondeterminism"),),
     Kind.MUTATION: (_always("state/mutation"),),
+    Kind.TASK: (_near_tie,),
 }

@@ -83,6 +83,7 @@ def show(crash: Crash) -> str:
         *_section("blame", [blame_sentence(crash)]),
         *_section("worst element", _worst(crash.difference)),
         *_section("other differences", _others(crash)),
+        *_section("activations", _activations(crash.activations)),
         *_section("notes", crash.verdict.get("notes", [])),
         *_section("inputs", [summary(name, tensor) for name, tensor in crash.inputs.items()]),
         *_section("how it was made", _made(crash)),
@@ -129,6 +130,21 @@ def _others(crash: Crash) -> list[str]:
     rest = crash.verdict["differences"][1:]
     lines = [f"{d['path']}: {d['kind']}, {d['mismatched']} of {d['compared']}: {d['message']}" for d in rest[:20]]
     return lines + ([f"and {len(rest) - 20} more"] if len(rest) > 20 else [])
+
+
+def _activations(seen: Mapping[str, Any]) -> list[str]:
+    """Where drift starts, and the growth curve around it and at the output."""
+    if not seen:
+        return []
+    points = [point for point in seen.get("points", []) if isinstance(point.get("name"), str)]
+    start = next((i for i, point in enumerate(points) if point.get("origin")), len(points))
+    shown = dict.fromkeys([*range(max(0, start - 1), min(start + 5, len(points))), *range(len(points))[-2:]])
+    lines = [str(seen.get("sentence", ""))]
+    for i in shown:
+        point = points[i]
+        mark = "origin" if point.get("origin") else "past" if point.get("past") else ""
+        lines.append(f"{point['name']} ({point.get('module', '')}): {_number(point.get('gap'))} floors {mark}".rstrip())
+    return lines
 
 
 def summary(name: str, tensor: Tensor) -> str:

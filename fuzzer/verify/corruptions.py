@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fuzzer.seeds import Tolerance
 from fuzzer.trees import Leaves
 from fuzzer.verify.compare import COMPLEX, INTEGERS
 from fuzzer.verify.ulp import FORMATS, is_nan, ulp
@@ -56,13 +57,16 @@ def self_test(
     rng: torch.Generator | None = None,
     *,
     informative: Collection[str] | None = None,
+    tolerance: Tolerance | None = None,
 ) -> SelfTest:
     """Ask `verdict_of` about every corruption of `outputs`, and about `outputs` themselves; its errors pass through.
 
-    Without `rng` the elements are drawn from a generator seeded with 0.
+    Without `rng` the elements are drawn from a generator seeded with 0. `tolerance` is the seed's own: see
+    `corruptions`.
     """
     result = SelfTest(false_alarm=verdict_of(outputs).outcome is Outcome.MISMATCH)
-    for corruption in corruptions(outputs, rng or torch.Generator().manual_seed(0), informative=informative):
+    rng = rng or torch.Generator().manual_seed(0)
+    for corruption in corruptions(outputs, rng, informative=informative, tolerance=tolerance):
         if not corruption.applicable:
             result.not_applicable[corruption.name] = corruption.why_not
         elif verdict_of(corruption.leaves).outcome is Outcome.MISMATCH:
@@ -73,10 +77,16 @@ def self_test(
 
 
 def corruptions(
-    outputs: Leaves, rng: torch.Generator, *, informative: Collection[str] | None = None
+    outputs: Leaves,
+    rng: torch.Generator,
+    *,
+    informative: Collection[str] | None = None,
+    tolerance: Tolerance | None = None,
 ) -> list[Corruption]:
     """Seven faults, each in the largest leaf that can have it; `outputs` are not touched.
 
+    The one element moves by a thousandth of its leaf's spread, or by twice what `tolerance` allows there: an owner who
+    asks for a wide tolerance is not to be told that it is wide (what is wider than the spread is vacuous anyway).
     Only leaves in `informative` are taken, where it is given. Leaves that are sparse or quantised can only be dropped.
     """
     leaves = {
@@ -90,7 +100,7 @@ def corruptions(
     integers = {path: leaf for path, leaf in dense.items() if leaf.dtype in INTEGERS}
     numbers = {path: leaf for path, leaf in dense.items() if path in floats or path in integers}
     return [
-        _plant("one element moved", outputs, floats, lambda leaf: _moved(leaf, rng)),
+        _plant("one element moved", outputs, floats, lambda leaf: _moved(leaf, rng, tolerance)),
         _plant("two elements swapped", outputs, numbers, _swapped),
         _plant("a leaf zeroed", outputs, numbers, _zeroed),
         _plant("a NaN set", outputs, floats, lambda leaf: _with_nan(leaf, rng)),
@@ -121,7 +131,7 @@ def _copy(leaf: Tensor) -> tuple[Tensor, Tensor]:
     return copy, (torch.view_as_real(copy) if copy.is_complex() else copy).reshape(-1)
 
 
-def _moved(leaf: Tensor, rng: torch.Generator) -> Tensor:
+def _moved(leaf: Tensor, rng: torch.Generator, tolerance: Tolerance | None) -> Tensor:
     copy, row = _copy(leaf)
     values = row.to(torch.float64)
     finite = torch.isfinite(values)
@@ -131,11 +141,15 @@ def _moved(leaf: Tensor, rng: torch.Generator) -> Tensor:
     scale = float(known.abs().max()) or 1.0
     spread = float((known / scale).std(correction=0)) * scale
     step = torch.clamp(_SMALLEST_MOVE * ulp(values, row.dtype), min=_SHARE_OF_SPREAD * spread)
+    allowed = torch.zeros_like(values)
+    if tolerance is not None:
+        allowed = tolerance.atol + tolerance.rtol * values.abs()
+        step = torch.maximum(step, 2 * allowed)
     for direction in (step, -step):
         moved = (values + direction).to(row.dtype)
         # a narrow dtype may saturate, overflow or round the step away
         reached = (moved.to(torch.float64) - values).abs()
-        fits = finite & torch.isfinite(moved.to(torch.float64)) & (reached >= step / 2)
+        fits = finite & torch.isfinite(moved.to(torch.float64)) & (reached >= step / 2) & (reached > allowed)
         if bool(fits.any()):
             i = _draw(fits, rng)
             row[i] = moved[i]

@@ -11,47 +11,28 @@ it stands, but neither side is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fuzzer.trees import ROOT, Leaf, Leaves
-from fuzzer.verify.compare import Comparison, as_real
+from fuzzer.trees import Leaf, Leaves
+from fuzzer.verify.compare import Comparison
+from fuzzer.verify.noise import OracleAnswer, draws_of, growth, is_float, noise_floor, real
 from fuzzer.verify.ulp import FORMATS, ulp
 from fuzzer.verify.verdict import Blame, Difference, Kind
+
+__all__ = ["THRESHOLD", "Judgement", "OracleAnswer", "judge", "noise_floor"]
 
 #: Noise floors: benign reorderings stay below 2, one element moved by 1e-4 of an output's spread is 11 or more.
 THRESHOLD = 5.0
 #: Movement that grows less than this when the amplitude grows fivefold is a decision that flips, not noise.
 _DECISION_GROWTH = 2.0
+#: These have no comparison with signed integers of their own; as int64 they keep telling equal from unequal.
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 #: Gaps below this many ulp of the leaf's largest value are never looked at as decisions.
 _DECISION_ULP = 1000.0
-
-
-@dataclass(frozen=True)
-class OracleAnswer:
-    """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`."""
-
-    plain: Leaves
-    truth: Leaves | None
-    draws: list[Leaves]
-    no_truth: str = ""
-
-    @classmethod
-    def from_leaves(cls, leaves: Leaves) -> OracleAnswer:
-        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`."""
-        groups: dict[str, Leaves] = {}
-        for path, leaf in leaves.items():
-            head, rest = _split(path)
-            groups.setdefault(head, {})[rest or ROOT] = leaf
-        truth = groups.get(".truth")
-        no_truth = ""
-        if truth is not None and ".no_truth" in truth:
-            no_truth, truth = str(truth[".no_truth"]), None
-        draws = [groups[head] for head in sorted((h for h in groups if h.startswith(".draws")), key=_number)]
-        return cls(groups.get(".plain", {}), truth, draws, no_truth)
 
 
 @dataclass
@@ -76,11 +57,9 @@ def judge(
 ) -> Judgement:
     """Judge each difference of `comparison`.
 
-    `decide` gives the oracle's answer at an amplitude of `threshold` places with zeros moved as well; it is asked
-    at most
-    once, and only where a decision is in question. With `own_tolerance` (the seed has one) what is within the
-    noise still
-    stands, with nobody to blame.
+    `decide` gives the oracle's answer at an amplitude of `threshold` places with zeros moved as well; it is asked at
+    most once, and only where a decision is in question. With `own_tolerance` (the seed has one) what is within the
+    noise still stands, with nobody to blame.
     """
     asked: list[OracleAnswer | None] = []
 
@@ -94,7 +73,7 @@ def judge(
         found.notes.append(f"no float64 answer: {oracle.no_truth or 'the oracle gave none'}")
     case = _Case(reference, target, oracle, decisions, threshold, own_tolerance)
     for path, leaf in reference.items():
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+        if is_float(leaf):
             floor = noise_floor(path, oracle)
             if floor is not None:
                 found.floors[path] = floor
@@ -102,29 +81,6 @@ def judge(
         judged = case.judge(difference, comparison, found)
         (found.rounding if judged is None else found.standing).append(judged or difference)
     return found
-
-
-def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
-    """φ of a float leaf: float64, the shape of `as_real` of it. None where the oracle has no such leaf.
-
-    Runs in which the leaf's shape changed, and elements that are not finite in a run, tell nothing and count as
-    unmoved.
-    """
-    return _movement(path, oracle)
-
-
-def _movement(path: str, oracle: OracleAnswer) -> Tensor | None:
-    plain = oracle.plain.get(path)
-    if not isinstance(plain, Tensor):
-        return None
-    p = as_real(plain).to(torch.float64)
-    moved = torch.zeros_like(p)
-    for leaf in _same_shape(path, plain, oracle.draws):
-        gap = (as_real(leaf).to(torch.float64) - p).abs()
-        moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
-    finite = moved[torch.isfinite(p)]
-    least = finite.median() if finite.numel() else torch.zeros((), dtype=torch.float64)
-    return moved.clamp(min=float(least))
 
 
 @dataclass(frozen=True)
@@ -145,14 +101,16 @@ class _Case:
             return self._nonfinite(difference, comparison.nonfinite[path])
         if difference.kind is Kind.INTEGER:
             return self._integers(difference)
+        if difference.kind is Kind.SIGNED_ZERO:
+            return replace(difference, blame=self._blame_for_signs(path))
         if difference.kind in (Kind.SHAPE, Kind.ARITY):
             return self._structure(difference)
         return replace(difference, blame=self._blame_by_equality(path))
 
     def _values(self, difference: Difference, mask: Tensor, floor: Tensor) -> Difference | None:
         path = difference.path
-        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
-        if r is None or t is None or floor.shape != r.shape:
+        r, t, y = (real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        if r is None or t is None or not r.shape == t.shape == floor.shape:  # a complex leaf against a real one
             return replace(difference, blame=Blame.UNKNOWN)
         dtype = _dtype(self.reference[path])
         unit = floor + ulp(r if y is None or y.shape != r.shape else y.nan_to_num(0, 0, 0), dtype)
@@ -179,10 +137,10 @@ class _Case:
     ) -> Difference:
         path = difference.path
         wide = self.decisions()
-        flips = None if wide is None else _movement(path, wide)
+        flips = None if wide is None else noise_floor(path, wide)
         if flips is not None and flips.shape == floor.shape:
             jumped = flips > 4 * self.threshold * floor
-            r, t = (self._real(side, path) for side in (self.reference, self.target))
+            r, t = (real(side, path) for side in (self.reference, self.target))
             assert r is not None
             assert t is not None
             if bool((jumped & ((t - r).abs() <= 2 * flips))[over].all()):
@@ -207,7 +165,7 @@ class _Case:
     ) -> Difference:
         at = _worst(mask, gap)
         path = difference.path
-        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        r, t, y = (real(side, path) for side in (self.reference, self.target, self.oracle.truth))
         assert r is not None
         assert t is not None
         known = y is not None and y.shape == r.shape
@@ -227,7 +185,7 @@ class _Case:
 
     def _is_decision(self, path: str, mask: Tensor, floor: Tensor, gap: Tensor, dtype: torch.dtype) -> bool:
         """Whether movement that looks like noise is a decision that flips: it does not grow with the amplitude."""
-        r = self._real(self.reference, path)
+        r = real(self.reference, path)
         assert r is not None
         finite = r[torch.isfinite(r)].abs()
         scale = finite.max() if finite.numel() else torch.zeros((), dtype=torch.float64)
@@ -235,10 +193,12 @@ class _Case:
         if not bool(large.any()):
             return False
         wide = self.decisions()
-        flips = None if wide is None else _movement(path, wide)
-        if flips is None or flips.shape != floor.shape:
+        if wide is None:
+            return True
+        grown = growth(path, self.oracle, wide)
+        if grown is None or grown.shape != floor.shape:
             return True  # the shape itself changes when rounding does
-        return float((flips[large] / floor[large].clamp(min=1e-300)).median()) < _DECISION_GROWTH
+        return float(grown[large].median()) < _DECISION_GROWTH
 
     def _coarser_grid(self, path: str, r: Tensor, t: Tensor, mask: Tensor) -> bool:
         """Whether the reference and all perturbed runs answer on the grid of a 16-bit dtype and the target does not.
@@ -246,25 +206,21 @@ class _Case:
         A float16 chain inside a float32 model moves by whole float16 steps, so that a target which skips the rounding
         stays within that noise; but it leaves the grid, which rounding never does.
         """
-        plain = self.oracle.plain.get(path)
-        leaf = self.reference[path]
-        if not isinstance(plain, Tensor) or not isinstance(leaf, Tensor) or leaf.dtype != torch.float32:
+        if _dtype(self.reference[path]) != torch.float32:
             return False
         for narrow in (torch.float16, torch.bfloat16):
-            sides = [r, *(as_real(d).to(torch.float64) for d in _same_shape(path, plain, self.oracle.draws))]
+            sides = [r, *draws_of(path, self.oracle)]
             if all(_on_grid(side, narrow) for side in sides) and not _on_grid(t[mask], narrow):
                 return int((~_each_on_grid(t[mask], narrow)).sum()) >= 4 or t.numel() < 4
         return False
 
     def _nonfinite(self, difference: Difference, odd: Tensor) -> Difference:
         path = difference.path
-        r, t, y = (self._real(side, path) for side in (self.reference, self.target, self.oracle.truth))
-        if r is None or t is None:
+        r, t, y = (real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        if r is None or t is None or r.shape != t.shape:
             return replace(difference, blame=Blame.UNKNOWN)
         dtype = _dtype(self.reference[path])
-        plain = self.oracle.plain.get(path)
-        draws = _same_shape(path, plain, self.oracle.draws) if isinstance(plain, Tensor) else []
-        edge = any(bool(_same_class(as_real(d).to(torch.float64), t)[odd].all()) for d in draws)
+        edge = any(bool(_same_class(draw, t)[odd].all()) for draw in draws_of(path, self.oracle))
         if y is None or y.shape != r.shape:
             return replace(difference, near_tie=edge, blame=Blame.NEITHER if edge else Blame.UNKNOWN)
         narrow = y.to(dtype).to(torch.float64)  # what float64 answers, in the range of the leaf's dtype
@@ -275,45 +231,45 @@ class _Case:
 
     def _integers(self, difference: Difference) -> Difference:
         path = difference.path
-        r, t = self.reference[path], self.target[path]
-        if not isinstance(r, Tensor) or not isinstance(t, Tensor) or r.shape != t.shape:
+        r, t = _whole(self.reference.get(path)), _whole(self.target.get(path))
+        if r is None or t is None or r.shape != t.shape:
             return replace(difference, blame=self._blame_by_equality(path))
-        unequal = r.to("cpu") != t.to("cpu")
+        unequal = r != t
         wide = self.decisions()
         tie = wide is not None and _all_flip(path, unequal, wide)
-        truth = self.oracle.truth.get(path) if self.oracle.truth is not None else None
-        at = difference.index or ()
-        text = str(truth[at].item()) if isinstance(truth, Tensor) and truth.shape == r.shape else ""
-        if tie:
-            return replace(difference, truth=text, near_tie=True, blame=Blame.NEITHER)
-        if not isinstance(truth, Tensor) or truth.shape != r.shape:
-            return replace(difference, truth=text, blame=Blame.UNKNOWN)
-        wrong_r, wrong_t = (bool((side.to("cpu") != truth)[unequal].any()) for side in (r, t))
-        return replace(difference, truth=text, blame=_blame(wrong_t, wrong_r))
+        truth = None if self.oracle.truth is None else _whole(self.oracle.truth.get(path))
+        if truth is None or truth.shape != r.shape:
+            return replace(difference, near_tie=tie, blame=Blame.NEITHER if tie else Blame.UNKNOWN)
+        wrong_r, wrong_t = (bool((side != truth)[unequal].any()) for side in (r, t))
+        blame = Blame.NEITHER if tie else _blame(wrong_t, wrong_r)
+        return replace(difference, truth=str(truth[difference.index or ()].item()), near_tie=tie, blame=blame)
 
     def _structure(self, difference: Difference) -> Difference:
-        """A shape or a set of leaves: a near-tie where it varies under rounding, else judged by float64's."""
+        """A shape or a set of leaves: a near-tie where rounding reaches the target's, else judged by float64's."""
         path = difference.path
         wide = self.decisions()
-        if wide is not None and any(_shape(d.get(path)) != _shape(wide.plain.get(path)) for d in wide.draws):
+        seen = [] if wide is None else [_shape(side.get(path)) for side in (wide.plain, *wide.draws)]
+        if len(set(seen)) > 1 and _within(_shape(self.target.get(path)), seen):
             return replace(difference, near_tie=True, blame=Blame.NEITHER)
         if self.oracle.truth is None:
             return replace(difference, blame=Blame.UNKNOWN)
         y, r, t = (_shape(side.get(path)) for side in (self.oracle.truth, self.reference, self.target))
         return replace(difference, blame=_blame(t != y, r != y))
 
+    def _blame_for_signs(self, path: str) -> Blame:
+        """The side whose zeros have another sign than float64's; unknown where float64 has no zeros there."""
+        r, t, y = (real(side, path) for side in (self.reference, self.target, self.oracle.truth))
+        if r is None or t is None or y is None or not r.shape == t.shape == y.shape:
+            return Blame.UNKNOWN
+        known = (r == 0) & (t == 0) & (y == 0)
+        wrong = [bool((known & (torch.signbit(side) != torch.signbit(y))).any()) for side in (t, r)]
+        return _blame(*wrong)
+
     def _blame_by_equality(self, path: str) -> Blame:
         """For what has no noise (dtypes, plain values): the side that is as the module itself says."""
         plain = self.oracle.plain
         as_plain = [_kind_of(side.get(path)) == _kind_of(plain.get(path)) for side in (self.reference, self.target)]
         return _blame(not as_plain[1], not as_plain[0])
-
-    @staticmethod
-    def _real(side: Leaves | None, path: str) -> Tensor | None:
-        leaf = None if side is None else side.get(path)
-        if isinstance(leaf, float):
-            return torch.tensor(leaf, dtype=torch.float64)
-        return as_real(leaf).to(torch.float64) if isinstance(leaf, Tensor) else None
 
 
 def _blame(target_wrong: bool, reference_wrong: bool) -> Blame:
@@ -326,14 +282,34 @@ def _blame(target_wrong: bool, reference_wrong: bool) -> Blame:
 
 def _all_flip(path: str, unequal: Tensor, oracle: OracleAnswer) -> bool:
     """Whether each element of the mask is decided otherwise in some perturbed run."""
-    plain = oracle.plain.get(path)
-    if not isinstance(plain, Tensor) or plain.shape != unequal.shape:
+    plain = _whole(oracle.plain.get(path))
+    if plain is None or plain.shape != unequal.shape:
         return False
     flipped = torch.zeros_like(unequal)
     for draw in oracle.draws:
-        leaf = draw.get(path)
-        flipped |= (leaf != plain) if isinstance(leaf, Tensor) and leaf.shape == plain.shape else True
+        leaf = _whole(draw.get(path))
+        flipped |= (leaf != plain) if leaf is not None and leaf.shape == plain.shape else True
     return bool(flipped[unequal].all())
+
+
+def _whole(leaf: Leaf) -> Tensor | None:
+    """A tensor on the CPU, or a Python integer or bool as one; None for anything else."""
+    if isinstance(leaf, Tensor):
+        value = leaf.detach().to("cpu")
+        return value.to(torch.int64) if value.dtype in _UNSIGNED else value
+    if isinstance(leaf, int) and -(2**63) <= leaf < 2**63:
+        return torch.tensor(leaf)
+    return None
+
+
+def _within(shape: object, seen: list[object]) -> bool:
+    """Whether a shape lies between those seen, size by size. Anything that is no shape has to have been seen itself."""
+    if shape in seen:
+        return True
+    alike = [s for s in seen if isinstance(s, tuple) and isinstance(shape, tuple) and len(s) == len(shape)]
+    if not alike or not isinstance(shape, tuple):
+        return False
+    return all(min(sizes) <= size <= max(sizes) for size, sizes in zip(shape, zip(*alike, strict=True), strict=True))
 
 
 def _same_class(a: Tensor, b: Tensor) -> Tensor:
@@ -342,11 +318,6 @@ def _same_class(a: Tensor, b: Tensor) -> Tensor:
         return torch.zeros_like(b, dtype=torch.bool)
     both_finite = torch.isfinite(a) & torch.isfinite(b)
     return both_finite | (torch.isnan(a) & torch.isnan(b)) | (a == b)
-
-
-def _same_shape(path: str, plain: Tensor, draws: Iterable[Leaves]) -> list[Tensor]:
-    leaves = (draw.get(path) for draw in draws)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape == plain.shape]
 
 
 def _each_on_grid(values: Tensor, narrow: torch.dtype) -> Tensor:
@@ -376,15 +347,3 @@ def _shape(leaf: Leaf) -> object:
 
 def _kind_of(leaf: Leaf) -> object:
     return (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf
-
-
-def _split(path: str) -> tuple[str, str]:
-    for head in (".plain", ".truth"):
-        if path.startswith(head):
-            return head, path[len(head) :]
-    end = path.index("]") + 1
-    return path[:end], path[end:]
-
-
-def _number(head: str) -> int:
-    return int(head[len(".draws[") : -1])

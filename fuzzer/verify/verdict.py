@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 class Kind(StrEnum):
@@ -24,6 +24,7 @@ class Kind(StrEnum):
     MEMORY = "out-of-memory"
     NONDETERMINISM = "nondeterminism"  # a backend disagrees with itself
     MUTATION = "mutation"  # a run changed an input, a parameter or a buffer
+    TASK = "task"  # the task's answer breaks while no tensor does
 
 
 class Outcome(StrEnum):
@@ -91,6 +92,32 @@ class Difference:
 
 
 @dataclass
+class TaskVerdict:
+    """What a difference means for the task that the outputs serve (tier 3).
+
+    `elements` counts the decisions, boxes, rows or values that were compared; with none the task was not run.
+    `near_tie`: every change hangs on a margin within the noise (a segmentation that changes only so is a pass still).
+    `leaf` is the path at which the answer is read. `metrics` are named by their task and written to files as they are.
+    """
+
+    status: Literal["pass", "fail", "not-run"]
+    sentence: str
+    elements: int = 0
+    metrics: dict[str, float | int | str] = field(default_factory=dict)
+    near_tie: bool = False
+    blame: Blame = Blame.NEITHER
+    leaf: str = ""
+
+    @property
+    def state(self) -> str:
+        """pass, fail, near-tie or not-run: the status, except that a near-tie is called one."""
+        return "near-tie" if self.near_tie and self.status != "not-run" else self.status
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "state": self.state}
+
+
+@dataclass
 class Verdict:
     """The result of comparing one target with the reference on one input.
 
@@ -105,6 +132,21 @@ class Verdict:
     stats: list[LeafStats] = field(default_factory=list)
     judged: bool = False
     notes: list[str] = field(default_factory=list)
+    task: TaskVerdict | None = None
+
+    @property
+    def tensors(self) -> str:
+        """Tier 1 in one word: fail, vacuous, pass, or not-run where there was nothing to compare."""
+        if any(difference.kind is not Kind.TASK for difference in self.differences):
+            return "fail"
+        if self.outcome is Outcome.NOT_COMPARED:
+            return "not-run"
+        return "pass" if self.informative else "vacuous"
+
+    def tiers(self, activations: str = "not-run") -> dict[str, str]:
+        """Each tier's own answer; they may disagree. `activations` is what tier 2 said, where it was run."""
+        task = "not-run" if self.task is None else self.task.state
+        return {"tensors": self.tensors, "activations": activations, "task": task}
 
     @property
     def blame(self) -> Blame:
@@ -127,4 +169,29 @@ class Verdict:
             "differences": [difference.to_json() for difference in self.differences],
             "stats": [asdict(stats) for stats in self.stats],
             "notes": list(self.notes),
+            "task": None if self.task is None else self.task.to_json(),
         }
+
+
+def sentence_of(verdict: Verdict) -> str:
+    """Tier 1 and tier 3 in one sentence: "tensors agree, but top-1 flips on 1 of 4 samples: …"."""
+    state, task = verdict.tensors, verdict.task
+    if task is None:
+        return _tensors(verdict)
+    if task.status == "not-run":
+        return f"{_tensors(verdict)}; the task was not run: {task.sentence}"
+    opposed = (state == "fail") != (task.state != "pass") or state in ("vacuous", "not-run")
+    return f"{_tensors(verdict)}, {'but' if opposed else 'and'} {task.sentence}"
+
+
+def _tensors(verdict: Verdict) -> str:
+    state = verdict.tensors
+    if state == "fail":
+        paths = list(dict.fromkeys(d.path for d in verdict.differences if d.kind is not Kind.TASK))
+        excused = all(d.near_tie or d.blame is Blame.NEITHER for d in verdict.differences if d.kind is not Kind.TASK)
+        where = ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+        return f"tensors differ at {where}" + (", within the noise" if excused else "")
+    if state == "pass":
+        apart = any(stats.max_abs > 0 for stats in verdict.stats)
+        return "tensors within the noise" if apart else "tensors agree"
+    return "the tensors could tell nothing" if state == "vacuous" else "no tensors were compared"

@@ -1,0 +1,1 @@
+"""Measurements of xbfuzz itself: each module prints a table, or JSON with `--json`."""

@@ -1,0 +1,110 @@
+"""How far a model's answers move under random rounding: pure functions over what the oracle measured on one input.
+
+All tensors here are float64, in the shape of `as_real` of the leaf. Runs in which a leaf's shape changed, and elements
+that are not finite in a run, tell nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fuzzer.trees import ROOT, Leaf, Leaves
+from fuzzer.verify.compare import as_real
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`."""
+
+    plain: Leaves
+    truth: Leaves | None
+    draws: list[Leaves]
+    no_truth: str = ""
+
+    @classmethod
+    def from_leaves(cls, leaves: Leaves) -> OracleAnswer:
+        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`."""
+        groups: dict[str, Leaves] = {}
+        for path, leaf in leaves.items():
+            head, rest = _split(path)
+            groups.setdefault(head, {})[rest or ROOT] = leaf
+        truth = groups.get(".truth")
+        no_truth = ""
+        if truth is not None and ".no_truth" in truth:
+            no_truth, truth = str(truth[".no_truth"]), None
+        draws = [groups[head] for head in sorted((h for h in groups if h.startswith(".draws")), key=_number)]
+        return cls(groups.get(".plain", {}), truth, draws, no_truth)
+
+
+def is_float(leaf: Leaf) -> bool:
+    """Whether a leaf has rounding noise: a float or complex tensor, or a Python float."""
+    return leaf.is_floating_point() or leaf.is_complex() if isinstance(leaf, Tensor) else isinstance(leaf, float)
+
+
+def real(side: Leaves | None, path: str) -> Tensor | None:
+    """A tensor or a Python float as `as_real` has it, in float64; None for anything else and where there is none."""
+    leaf = None if side is None else side.get(path)
+    if isinstance(leaf, float):
+        return torch.tensor(leaf, dtype=torch.float64)
+    return as_real(leaf).to(torch.float64) if isinstance(leaf, Tensor) else None
+
+
+def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
+    """φ of a float leaf: max over the runs of |pₖ − p|, at least its median over the leaf. None without such a leaf."""
+    p = real(oracle.plain, path)
+    if p is None:
+        return None
+    moved = torch.zeros_like(p)
+    for draw in draws_of(path, oracle):
+        gap = (draw - p).abs()
+        moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
+    finite = moved[torch.isfinite(p)]
+    least = finite.median() if finite.numel() else torch.zeros((), dtype=torch.float64)
+    return moved.clamp(min=float(least))
+
+
+def draws_of(path: str, oracle: OracleAnswer) -> list[Tensor]:
+    """The leaf in each run in which it has the shape it has in the plain one."""
+    p = real(oracle.plain, path)
+    found = (real(draw, path) for draw in oracle.draws)
+    return [x for x in found if x is not None and p is not None and x.shape == p.shape]
+
+
+def spread(path: str, oracle: OracleAnswer, runs: int) -> Tensor | None:
+    """Largest minus smallest over the first `runs` runs. None where the shape holds in fewer than two of them.
+
+    Unlike the distance from the plain answer it holds no bias of the formulas that the runs use in place of kernels.
+    """
+    found = draws_of(path, oracle)[:runs]
+    if len(found) < 2:
+        return None
+    gap = functools.reduce(torch.maximum, found) - functools.reduce(torch.minimum, found)
+    return torch.where(torch.isfinite(gap), gap, 0.0)
+
+
+def growth(path: str, narrow: OracleAnswer, wide: OracleAnswer) -> Tensor | None:
+    """How many times further the leaf's elements spread in `wide`, over as many runs; ∞ where `narrow` has no spread.
+
+    Rounding noise grows with the amplitude, a decision that flips does not. None where the shape changes by itself.
+    """
+    runs = len(narrow.draws)
+    before, after = spread(path, narrow, runs), spread(path, wide, runs)
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    return torch.where(before > 0, after / before, torch.inf)
+
+
+def _split(path: str) -> tuple[str, str]:
+    for head in (".plain", ".truth"):
+        if path.startswith(head):
+            return head, path[len(head) :]
+    end = path.index("]") + 1
+    return path[:end], path[end:]
+
+
+def _number(head: str) -> int:
+    return int(head[len(".draws[") : -1])

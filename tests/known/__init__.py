@@ -1,0 +1,1 @@
+"""Known differences between backends, with the right answers."""

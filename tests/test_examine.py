@@ -1,0 +1,299 @@
+"""From two answers to a verdict: screen, judge, repeat, and what to do without an oracle or without leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from known.cases import Function
+from known.harness import RNG_SEED, Local, named, seed_for
+from torch import Tensor, nn
+
+from fuzzer.backends.process import Death
+from fuzzer.backends.protocol import ORACLE, Failure
+from fuzzer.backends.session import Answer
+from fuzzer.seeds import Seed, Tolerance
+from fuzzer.verify.corruptions import corruptions, self_test
+from fuzzer.verify.examine import Bench, Examined, examine, tier1
+from fuzzer.verify.judge import OracleAnswer
+from fuzzer.verify.noise import noise_floor
+from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.vacuity import Vacuity, informative_leaves
+from fuzzer.verify.verdict import Blame, Kind, Outcome
+
+torch.set_num_threads(1)
+
+
+def normal(*shape: int, seed: int = 1, scale: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+X = normal(8, 32)
+
+
+class Table:
+    """Two functions and their oracle, ready to be examined."""
+
+    def __init__(self, first: Any, second: Any, *, oracle: bool = True, seed: Seed | None = None) -> None:
+        modules = [side if isinstance(side, nn.Module) else Function(side) for side in (first, second)]
+        self.seed = seed or seed_for([X])
+        self.reference, self.target = (Local(self.seed, "eager:cpu", module, [X]) for module in modules)
+        self.oracle = Local(self.seed, ORACLE, modules[0], [X]) if oracle else None
+
+    def examine(self, x: Tensor = X, **how: Any) -> Examined:
+        sample = named([x])
+        answers = [side.run(sample, rng_seed=RNG_SEED) for side in (self.reference, self.target)]
+        return self.examine_answers(*answers, x=x, **how)
+
+    def examine_answers(self, reference: Answer, target: Answer, x: Tensor = X, **how: Any) -> Examined:
+        bench = Bench(self.seed, self.reference, self.target, self.oracle, "" if self.oracle else "there is none")  # type: ignore[arg-type]
+        given_ = {"rng_seed": RNG_SEED, "vacuity": None, "screen": None} | how
+        return examine(bench, named([x]), reference, target, **given_)
+
+    @property
+    def requests(self) -> int:
+        """How often the oracle was asked."""
+        assert self.oracle is not None
+        return len(self.oracle.calls)
+
+
+def raises(x: Tensor) -> Tensor:
+    raise IndexError("index 7 is out of range")
+
+
+def straight(x: Tensor) -> Tensor:
+    return torch.tanh(x).sum(-1)
+
+
+def reverse(x: Tensor) -> Tensor:
+    return torch.tanh(x.flip(-1)).sum(-1)
+
+
+# Answers without leaves.
+
+
+def test_one_side_that_raises_is_an_exception_and_both_are_not_compared() -> None:
+    for first, second, side in ((raises, straight, "reference"), (straight, raises, "target")):
+        found = Table(first, second).examine().verdict
+        assert (found.outcome, [d.kind for d in found.differences]) == (Outcome.MISMATCH, [Kind.EXCEPTION])
+        assert found.differences[0].message == f"the {side} raises, the other side answers"
+        assert "IndexError: index 7 is out of range" in (found.differences[0].reference, found.differences[0].target)
+    both = Table(raises, raises).examine().verdict
+    assert (both.outcome, both.compared, both.differences) == (Outcome.NOT_COMPARED, 0, [])
+    assert both.notes == ["both sides raise: IndexError and IndexError"]
+
+
+def test_a_death_is_blamed_on_the_side_that_died_even_where_the_other_raised() -> None:
+    table = Table(straight, straight)
+    death = Answer(death=Death("crash", "killed by SIGSEGV"))
+    error = Answer(failure=Failure("exception", "ValueError", "no"))
+    for reference, target, blame in (
+        (Answer({"$": X}), death, Blame.TARGET),
+        (error, death, Blame.TARGET),
+        (death, Answer({"$": X}), Blame.REFERENCE),
+        (death, death, Blame.BOTH),
+    ):
+        found = table.examine_answers(reference, target).verdict
+        assert (found.outcome, found.blame) == (Outcome.MISMATCH, blame)
+        assert {d.kind for d in found.differences} == {Kind.CRASH}
+
+
+@pytest.mark.parametrize("kind", ["internal", "unsupported"])
+def test_our_own_failures_and_refused_inputs_are_no_findings(kind: str) -> None:
+    failed = Answer(failure=Failure(kind, "ProtocolError", "cut short"))
+    for answers in ((failed, Answer({"$": X})), (Answer({"$": X}), failed)):
+        found = Table(straight, straight).examine_answers(*answers).verdict
+        assert (found.outcome, found.differences) == (Outcome.NOT_COMPARED, [])
+        assert "cut short" in found.notes[0]
+
+
+# The screen.
+
+
+def test_what_is_equal_asks_nobody() -> None:
+    table = Table(straight, straight)
+    assert table.examine().verdict.outcome is Outcome.PASS
+    assert table.requests == 0
+
+
+def test_the_screen_spares_the_judge_once_it_knows_the_floor() -> None:
+    table, screen = Table(straight, reverse), FloorScreen()
+    first = table.examine(screen=screen).verdict
+    assert (first.outcome, first.judged, table.requests) == (Outcome.PASS, True, 1)
+    second = table.examine(screen=screen).verdict
+    assert (second.outcome, second.judged, table.requests) == (Outcome.PASS, False, 1)
+    third = table.examine(screen=screen, always_judge=True).verdict
+    assert (third.outcome, third.judged, table.requests) == (Outcome.PASS, True, 2)
+
+
+@given(places=st.integers(1, 4000), index=st.integers(0, 7))
+@settings(deadline=None, max_examples=40)
+def test_the_screen_is_stricter_than_the_judge(places: int, index: int) -> None:
+    """Whatever stands when it is judged must not pass the screen that has learnt from the same input."""
+    table, screen = Table(straight, reverse), FloorScreen()
+    table.examine(screen=screen)
+    reference = table.reference.run(named([X]), rng_seed=RNG_SEED)
+    assert reference.leaves is not None
+    wrong = reference.leaves["$"].clone()  # type: ignore[union-attr]
+    wrong[index] += places * 2.0**-22
+    screened = table.examine_answers(reference, Answer({"$": wrong}), screen=screen).verdict
+    judged = table.examine_answers(reference, Answer({"$": wrong}), screen=screen, always_judge=True).verdict
+    assert judged.judged
+    assert screened.outcome is judged.outcome
+
+
+def test_the_screen_keeps_the_smallest_floor_of_each_shape() -> None:
+    screen = FloorScreen(threshold=4.0)
+    screen.learn({"$": torch.tensor([1.0, 2.0]).double()})
+    screen.learn({"$": torch.tensor([3.0, 1.0]).double()})
+    screen.learn({"$": torch.tensor([9.0]).double()})
+    allowed = screen.allowance("$", torch.zeros(2))
+    assert allowed is not None
+    assert allowed.tolist() == [2.0, 2.0]
+    assert screen.allowance("$", torch.zeros(3)) is None
+    assert screen.allowance("other", torch.zeros(2)) is None
+
+
+# The oracle.
+
+
+def test_without_an_oracle_every_difference_stands_unjudged_and_the_note_says_why() -> None:
+    found = Table(straight, reverse, oracle=False).examine().verdict
+    assert (found.outcome, found.judged, found.blame) == (Outcome.MISMATCH, False, Blame.UNKNOWN)
+    assert found.notes == ["not judged: there is none"]
+
+
+def test_an_oracle_that_fails_is_told_and_the_difference_stands() -> None:
+    table = Table(straight, reverse)
+    table.oracle = Local(table.seed, ORACLE, Function(raises), [X])
+    found = table.examine().verdict
+    assert (found.outcome, found.judged) == (Outcome.MISMATCH, False)
+    assert found.notes == ["not judged: the oracle failed: IndexError: index 7 is out of range"]
+
+
+def test_the_oracles_answer_comes_with_the_verdict() -> None:
+    found = Table(straight, reverse).examine()
+    assert found.oracle is not None
+    assert found.oracle.truth is not None
+    assert torch.equal(found.oracle.truth["$"], torch.tanh(X.double()).sum(-1))  # type: ignore[arg-type]
+
+
+# Repeats.
+
+
+class Forgetful(nn.Module):
+    """Answers something else each time it is asked."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self.step, self.calls = step, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.step * self.calls
+
+
+@pytest.mark.parametrize("who", [Blame.REFERENCE, Blame.TARGET])
+def test_a_side_that_disagrees_with_itself_is_the_finding(who: Blame) -> None:
+    sides: list[Any] = [lambda x: x, Forgetful(0.1)]
+    table = Table(*(sides if who is Blame.TARGET else sides[::-1]))
+    found = table.examine().verdict
+    assert [(d.kind, d.blame) for d in found.differences] == [(Kind.NONDETERMINISM, who)]
+
+
+def test_a_little_wobble_does_not_excuse_a_large_difference() -> None:
+    class Wobbling(Forgetful):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1.0
+
+    found = Table(lambda x: x, Wobbling(1e-4)).examine().verdict
+    assert [(d.kind, d.blame) for d in found.differences] == [(Kind.VALUE, Blame.TARGET)]
+
+
+def test_changed_inputs_are_a_finding_though_the_answers_agree() -> None:
+    leaves = {"$": X}
+    found = Table(lambda x: x, lambda x: x).examine_answers(
+        Answer(dict(leaves)), Answer(dict(leaves), changed=["input a"])
+    )
+    assert [(d.kind, d.blame) for d in found.verdict.differences] == [(Kind.MUTATION, Blame.TARGET)]
+    assert found.verdict.outcome is Outcome.MISMATCH
+
+
+# Vacuous verdicts and the self-test.
+
+
+def ask_with(oracle: OracleAnswer) -> Callable[[bool], OracleAnswer]:
+    return lambda decide: oracle
+
+
+def test_agreement_on_nothing_is_vacuous_and_a_mismatch_outranks_it() -> None:
+    nothing = Vacuity(reasons={"$": "constant whatever the input"})
+    same, _ = tier1(seed_for([X]), {"$": X}, {"$": X}, ask_with(OracleAnswer({}, None, [])), vacuity=nothing)
+    assert (same.outcome, same.compared, same.informative) == (Outcome.VACUOUS, X.numel(), 0)
+    wrong, _ = tier1(seed_for([X]), {"$": X}, {"$": X + 1}, ask_with(OracleAnswer({}, None, [])), vacuity=nothing)
+    assert wrong.outcome is Outcome.MISMATCH
+    empty, _ = tier1(seed_for([X]), {}, {}, ask_with(OracleAnswer({}, None, [])), vacuity=None)
+    assert empty.outcome is Outcome.VACUOUS
+
+
+def self_test_with(tolerance: Tolerance | None) -> Any:
+    """The self-test of a small network under a seed's own tolerance, as a campaign runs it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 16), nn.GELU(), nn.Linear(16, 6))
+    seed = seed_for([X], tolerance=tolerance)
+    table = Table(module, module, seed=seed)
+    outputs = table.reference.run(named([X]), rng_seed=RNG_SEED).leaves
+    assert outputs is not None
+    assert table.oracle is not None
+    asked = [table.oracle.run(named([X]), rng_seed=RNG_SEED, kind="judge", draws=8, amplitude=1).leaves]
+    assert asked[0] is not None
+    oracle = OracleAnswer.from_leaves(asked[0])
+    return self_test(
+        outputs,
+        lambda leaves: tier1(seed, outputs, leaves, ask_with(oracle), vacuity=None)[0],
+        tolerance=tolerance,
+    )
+
+
+@pytest.mark.parametrize(
+    "tolerance",
+    [None, Tolerance(atol=1e-3, rtol=1e-3), Tolerance(atol=1e-2), Tolerance(rtol=5e-2), Tolerance(atol=1e-6)],
+)
+def test_an_ordinary_tolerance_is_not_called_blind(tolerance: Tolerance | None) -> None:
+    found = self_test_with(tolerance)
+    assert found.missed == []
+    assert {"one element moved", "two elements swapped", "a leaf zeroed", "a NaN set"} <= set(found.caught)
+    assert found.ok
+
+
+def test_a_tolerance_beyond_the_spread_is_seen_by_the_self_test_and_called_vacuous() -> None:
+    tolerance = Tolerance(atol=100.0)
+    assert {"two elements swapped", "a leaf zeroed"} <= set(self_test_with(tolerance).missed)
+    assert informative_leaves([{"$": X}, {"$": X * 2}], tolerance).vacuous
+
+
+@given(atol=st.floats(0, 1), rtol=st.floats(0, 0.1), seed=st.integers(0, 999), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(deadline=None, max_examples=50)
+def test_the_element_that_is_moved_leaves_the_tolerance(atol: float, rtol: float, seed: int, scale: float) -> None:
+    leaf = normal(6, 5, seed=seed, scale=scale)
+    rng = torch.Generator().manual_seed(seed)
+    moved = corruptions({"$": leaf}, rng, tolerance=Tolerance(atol=atol, rtol=rtol))[0]
+    assert moved.applicable
+    gap = (moved.leaves["$"].double() - leaf.double()).abs()  # type: ignore[union-attr]
+    at = gap > 0
+    assert int(at.sum()) == 1
+    assert float(gap[at]) > atol + rtol * float(leaf[at].abs().double())
+    assert float(gap[at]) >= 0.99e-3 * float(leaf.double().std(correction=0)) or leaf.dtype != torch.float32
+
+
+def test_the_floor_of_a_python_float_is_measured() -> None:
+    found = Table(lambda x: (x, float(x.sum())), lambda x: (x, float(x.flip(-1).sum()))).examine()
+    assert (found.verdict.outcome, found.verdict.differences) == (Outcome.PASS, [])
+    assert found.oracle is not None
+    floor = noise_floor("[1]", found.oracle)
+    assert floor is not None
+    assert 0 < float(floor) < 1e-3
