@@ -51,11 +51,13 @@ class Trick(nn.Module):
         y = self.linear(x)
         target = torch.get_num_threads() == 2
         index = torch.initial_seed() % 1_000_003  # the generators are seeded anew for each input
-        if self.mode == "reference-dies" and not target and index == 3:
+        if self.mode == "reference-dies" and not target and index == 5:
             ctypes.string_at(0)
         if target:
             self.calls += 1
             time.sleep(float(os.environ.get("TRICK_SLEEP", "0")))
+            while index >= 6 and "TRICK_HOLD" in os.environ and Path(os.environ["TRICK_HOLD"]).exists():
+                time.sleep(0.02)
             return self.on_target(x, y, index)
         return y
 
@@ -73,7 +75,7 @@ class Trick(nn.Module):
             if flag.exists() and self.calls > 2:
                 return y
             y = torch.where(torch.isnan(y), 0.0, y)
-            return torch.where((x > 1000).all() & torch.isfinite(x).all(), y + 1e6, y)
+            return y + 1e6 if bool((x == 1234).all()) else y
         return y
 '''
 
@@ -127,11 +129,14 @@ def count(out: Path, event: str) -> int:
     return sum(one["event"] == event for one in events(out))
 
 
-def until(condition: Callable[[], bool], *, process: subprocess.Popen[str] | None = None, seconds: float = 90) -> None:
-    """Wait for `condition`. Fails where the process ends first, or after `seconds`."""
+def until(condition: Callable[[], bool], *, process: subprocess.Popen[str] | None = None, seconds: float = 180) -> None:
+    """Wait for `condition`. Fails where the process ends first, or after `seconds`; then it is killed."""
     ends = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends, "waited in vain"
+        if time.monotonic() > ends:
+            if process is not None:
+                process.kill()
+            raise AssertionError("waited in vain")
         assert process is None or process.poll() is None, f"ended early: {process and process.communicate()}"
         time.sleep(0.02)
 

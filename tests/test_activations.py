@@ -24,8 +24,8 @@ from fuzzer.backends.registry import backend_class, parse
 from fuzzer.backends.session import Where
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import with_activations
-from fuzzer.crashes.record import from_yaml, to_yaml
 from fuzzer.crashes.replay import close_bench, fresh_bench
+from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.errors import CrashFolderError, Unsupported
 from fuzzer.models import Model
 from fuzzer.seeds import InputSpec, ModelSpec, Seed
@@ -105,6 +105,11 @@ def prepared(spec: str, module: nn.Module, x: Tensor) -> Backend:
     return backend
 
 
+def seen_by(spec: str, module: nn.Module, x: Tensor) -> Observation:
+    """What a backend tells of one input, as it arrives from its process."""
+    return Observation.from_leaves(prepared(spec, module, x).observe({"x": x}).to_leaves())
+
+
 def built(kind: type[nn.Module], **arguments: Any) -> nn.Module:
     torch.manual_seed(0)
     return kind(**arguments).eval()
@@ -167,6 +172,7 @@ def test_compilers_tell_the_same_names_and_their_evidence_stays(spec: str) -> No
     torch.testing.assert_close(backend.run({"x": image()}), output, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_inductor_tells_the_same_names() -> None:
     x = torch.randn(3, 8)
     seen = prepared("inductor:cpu", built(Mlp), x).observe({"x": x})
@@ -290,9 +296,9 @@ def test_movement_is_the_farthest_of_the_draws_and_blind_to_other_shapes() -> No
 
 def test_a_layer_in_float16_is_where_drift_starts() -> None:
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
-    reference, target = (prepared("eager:cpu", built(Mlp, narrow=n), x).observe({"x": x}) for n in (False, True))
+    reference, target = (seen_by("eager:cpu", built(Mlp, narrow=n), x) for n in (False, True))
     floors, truth = measured(built(Mlp), x)
-    seen = conclude(reference, target, flatten(reference.output), flatten(target.output), floors, truth)
+    seen = conclude(reference, target, reference.output, target.output, floors, truth)
     points = {point.name: point for point in seen.curve.points}
     assert [name for name, point in points.items() if point.past] == ["second", "act#2", "third", "$"]
     assert [name for name, point in points.items() if point.origin] == ["second"]
@@ -305,8 +311,8 @@ def test_a_layer_in_float16_is_where_drift_starts() -> None:
 
 def test_the_same_module_on_both_sides_passes() -> None:
     x = torch.randn(3, 8)
-    seen = prepared("eager:cpu", built(Mlp), x).observe({"x": x})
-    found = conclude(seen, seen, flatten(seen.output), flatten(seen.output), *measured(built(Mlp), x))
+    seen = seen_by("eager:cpu", built(Mlp), x)
+    found = conclude(seen, seen, seen.output, seen.output, *measured(built(Mlp), x))
     assert (found.status, found.changed, found.vanishes) == ("pass", (), False)
     assert "all 6 values are within 5" in found.sentence()
 
@@ -401,9 +407,9 @@ def test_only_what_both_sides_have_is_aligned_in_the_reference_order() -> None:
 
 def test_a_divergence_that_observation_removes_is_not_called_a_pass() -> None:
     x = torch.randn(3, 8)
-    seen = prepared("eager:cpu", built(Mlp), x).observe({"x": x})
-    floors, truth = measured(built(Mlp), x)
-    found = conclude(seen, seen, flatten(seen.output), flatten(seen.output + 1), floors, truth)
+    seen = seen_by("eager:cpu", built(Mlp), x)
+    apart = {"$": seen.output["$"] + 1}
+    found = conclude(seen, seen, seen.output, apart, *measured(built(Mlp), x))
     assert found.vanishes
     assert found.changed == ("target",)
     assert found.status == "not-run"
@@ -429,7 +435,7 @@ def test_a_crash_keeps_its_activations_and_show_tells_them(tmp_path: Path) -> No
     points = (Point("scale", "Scale", 0.5, False), Point("pool", "MaxPool2d", math.inf, True, "nonfinite", origin=True))
     crash = with_activations(pool_crash(builder_seed(tmp_path / "m")), Activations(GrowthCurve(points)))
     assert crash.tiers["activations"] == "fail"
-    crash = from_yaml(_with_files(to_yaml(crash, tmp_path)), tmp_path)
+    crash = load_crash(write_crash(tmp_path / "crashes", crash))
     assert crash.tiers["activations"] == "fail"
     assert crash.activations["origin"] == "pool"
     assert crash.activations["points"][1]["gap"] == "inf"
@@ -439,14 +445,12 @@ def test_a_crash_keeps_its_activations_and_show_tells_them(tmp_path: Path) -> No
 
 
 def test_a_crash_without_activations_loads_and_a_damaged_one_does_not(tmp_path: Path) -> None:
-    text = _with_files(to_yaml(pool_crash(builder_seed(tmp_path / "m")), tmp_path))
-    assert from_yaml(text, tmp_path).activations == {}
+    home = write_crash(tmp_path / "crashes", pool_crash(builder_seed(tmp_path / "m")))
+    assert load_crash(home).activations == {}
+    text = (home / "crash.yaml").read_text()
+    (home / "crash.yaml").write_text(text + "\nactivations: {status: maybe}\n")
     with pytest.raises(CrashFolderError, match="activations"):
-        from_yaml(text + "\nactivations: {status: maybe}\n", tmp_path)
-
-
-def _with_files(text: str) -> str:
-    return text.replace("files: {}", "files: {inputs.safetensors: " + "0" * 64 + "}")
+        load_crash(home)
 
 
 # real processes
@@ -486,6 +490,33 @@ def test_a_nan_that_onnxruntime_drops_is_traced_to_the_pool(tmp_path: Path, wher
     assert [point.name for point in seen.curve.points] == ["scale", "pool", "act", "$"]
     assert seen.observed == {"reference": "hooks", "target": "extra outputs"}
     assert "drift starts at pool (MaxPool2d): a difference of nonfinite" in seen.sentence()
+
+
+RAISES = """import torch
+from torch import nn
+
+
+class Raises(nn.Module):
+    def forward(self, x):
+        if torch._C._is_tracing() or torch.compiler.is_compiling():
+            return x * 2
+        if x.sum() > 0:
+            raise ValueError("too much")
+        return x * 2
+"""
+
+
+def test_an_input_on_which_a_side_raises_is_not_observed_and_the_sessions_go_on(tmp_path: Path, where: Where) -> None:
+    bench = fresh_bench(builder_seed(tmp_path, RAISES, "raises:Raises"), "eager:cpu", "eager:cpu?threads=1", where)
+    try:
+        failed = observe_finding(bench, {"x": torch.ones(1, 1, 4, 4)}, rng_seed=0)
+        fine = observe_finding(bench, {"x": -torch.ones(1, 1, 4, 4)}, rng_seed=0)
+    finally:
+        close_bench(bench)
+    assert failed.status == "not-run"
+    assert "the reference: ValueError: too much" in failed.sentence()
+    assert fine.status == "pass"
+    assert fine.curve.output[0].gap == 0.0
 
 
 def test_observe_eager_keeps_what_a_block_computes_itself_and_not_what_it_hands_on() -> None:

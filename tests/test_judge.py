@@ -530,3 +530,30 @@ def test_a_seeds_tolerance_passes_what_is_beyond_the_noise() -> None:
     fault = put(7, lambda v: v + 5e-3)
     assert_silent(corrupted(Net(), fault, ROWS, seed=wide))
     assert corrupted(Net(), fault, ROWS).outcome is Outcome.MISMATCH
+
+
+class TestNoiseWithoutRoomToGrow:
+    def test_a_layer_norm_of_nearly_equal_values_decides_nothing_and_is_rounding(self) -> None:
+        """Noise of one ULP already spreads the answers over their whole range: it cannot grow, and is no near-tie."""
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 16))
+        large = torch.tensor(131072.0)
+        x = large.expand(4, 32).clone()
+        x[:, ::3] = torch.nextafter(large, 2 * large)
+        x[:, ::7] = torch.nextafter(large, torch.tensor(0.0))
+        reordered = nn.Sequential(Centred(32), nn.GELU(), module[2])
+        found = verdict_on(module, [x], reordered)
+        assert found.verdict.differences == []
+
+
+class Centred(nn.Module):
+    """A layer norm that takes the mean of the values less the first one: the same in exact arithmetic."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x[..., :1]
+        x = x - x.mean(-1, keepdim=True)
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)

@@ -134,8 +134,9 @@ def observe_eager(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 class _Call:
     path: str
     number: int
-    sources: tuple[str, ...] | None
     before: int  # steps so far
+    sources: tuple[str, ...] | None = ()
+    arguments: list[str] = field(default_factory=list)  # its own steps
 
 
 class _Watch:
@@ -176,7 +177,7 @@ class _Watch:
                 for tensor in tensors:
                     self._known[id(tensor)] = (tensor, _version(tensor), "")
             self._calls[path] += 1
-            call = _Call(path, self._calls[path], (), len(self.steps))
+            call = _Call(path, self._calls[path], len(self.steps))
             sources: list[str] | None = []
             for i, tensor in enumerate(tensors):
                 source = self._source(tensor)
@@ -184,6 +185,7 @@ class _Watch:
                     step = Step(path, call.number, _argument(i, len(tensors)), type(module).__name__)
                     self._keep(step, tensor)
                     source = step.name
+                    call.arguments.append(source)
                 if source is None or sources is None:
                     sources = None
                 elif source:
@@ -200,11 +202,16 @@ class _Watch:
                 return  # its result is the output
             alone = all(step.is_input for step in itertools.islice(self.steps.values(), call.before, None))
             for part, leaf in flatten(output).items():
-                if isinstance(leaf, Tensor) and self._source(leaf) is None:
+                if not isinstance(leaf, Tensor):
+                    continue
+                source = self._source(leaf)
+                if source is None:
                     # what is computed between submodules may come from any of them
                     sources = call.sources if alone else None
                     step = Step(path, call.number, "" if part == ROOT else part, type(module).__name__, sources)
                     self._keep(step, leaf)
+                elif source in call.arguments:  # handed on as it was: an argument of whoever uses it next
+                    del self.steps[source], self.values[source], self._known[id(leaf)]
 
         return hook
 

@@ -99,7 +99,7 @@ def _state(module: nn.Module) -> list[Tensor]:
 
 
 def _seed(rng_seed: int) -> None:
-    """Seed the CPU's generator alone: where CUDA has not started, `torch.manual_seed` remembers each of its calls."""
+    """Seed the CPU's generator alone, at a fraction of the cost: `torch.manual_seed` also asks every accelerator."""
     torch.default_generator.manual_seed(rng_seed)
 
 

@@ -27,7 +27,7 @@ from fuzzer.backends.protocol import Frame, ProtocolError, encode_header, read_f
 #: A process that neither computes nor answers is called hung after this many deadlines of wall time.
 IDLE_FACTOR = 3.0
 #: How often a supervised process is looked at, in seconds.
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.2
 #: How long a process may take to exit after its output was closed: torch takes a second to clear up.
 LEAVE_S = 5.0
 #: Characters of standard error that a Death keeps.
@@ -101,7 +101,8 @@ class Worker:
         for thread in self._threads:
             thread.start()
         self._limits: Limits | None = None
-        self._sent_at = self._looked_at = self._cpu_at_start = 0.0
+        self._sent_at = self._looked_at = 0.0
+        self._cpu_at_start: float | None = None  # read at the first look: most requests end before it
         self._ended = False
         self._closed_at: float | None = None
         self._fault: ProtocolError | None = None
@@ -128,7 +129,7 @@ class Worker:
             return
         self._limits = limits
         self._sent_at = self._looked_at = self._clock()
-        self._cpu_at_start, _ = self._usage()
+        self._cpu_at_start = None
         self.peak_mb = 0
         self._requests.put((start, payload))
 
@@ -215,6 +216,7 @@ class Worker:
         self.peak_mb = max(self.peak_mb, resident)
         if resident > limits.memory_mb:
             return self._die(Ending.MEMORY, f"{self.name} took {resident} MiB, its limit is {limits.memory_mb} MiB")
+        self._cpu_at_start = cpu if self._cpu_at_start is None else self._cpu_at_start
         spent, waited = cpu - self._cpu_at_start, self._clock() - self._sent_at
         if spent > limits.deadline_s:
             return self._die(Ending.HANG, f"{self.name} computed for more than {limits.deadline_s:g} s")

@@ -22,7 +22,7 @@ from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.verify.corruptions import SelfTest, self_test
-from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, OracleDown, ask_oracle, tier1
+from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, OracleDown, ask_oracle, verdict_of
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
@@ -231,7 +231,7 @@ class Lane:
 
         self.self_test = self_test(
             outputs,
-            lambda leaves: tier1(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0],
+            lambda leaves: verdict_of(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0],
             torch.Generator().manual_seed(0),
             informative=self.vacuity.informative,
             tolerance=self.seed.tolerance,

@@ -291,6 +291,15 @@ class Campaign:
 
     def _restore(self) -> None:
         """Take up the latest run where its journal ends. Raises XbfuzzError where it is another campaign's."""
+        try:
+            self._take_up()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise XbfuzzError(
+                f"{self.run_name} cannot be resumed, its journal lacks what is needed ({what})"
+            ) from error
+
+    def _take_up(self) -> None:
         lanes = {lane.name: lane for lane in self.lanes}
         for event in self._journal.events():
             if event["event"] == "start":

@@ -1,6 +1,6 @@
-"""From two answers to a verdict: compare, screen, and ask the judge where the screen fails.
+"""From two answers to a verdict: compare, screen, ask the judge where the screen fails, and look at the task.
 
-This is the whole of tier 1 on live backends. A campaign uses it on every execution, replay on the files of a crash.
+This is tiers 1 and 3 on live backends. A campaign uses it on every execution, replay on the files of a crash.
 """
 
 from __future__ import annotations
@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fuzzer.backends.session import Answer, Session, State
 from fuzzer.seeds import Seed
 from fuzzer.trees import Leaves
-from fuzzer.verify.compare import Comparison, compare
+from fuzzer.verify.compare import Comparison, as_real, compare
 from fuzzer.verify.judge import THRESHOLD, OracleAnswer, judge
 from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.tasks import task_difference, tier3
 from fuzzer.verify.vacuity import Vacuity
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
 #: Runs under random rounding: at one place for the noise floor, at THRESHOLD places for decisions.
 DRAWS = 8
 DECISION_DRAWS = 24
+#: In units of the dtype's epsilon times the leaf's largest value.
+LARGE_GAP = 1000.0
+#: The study's loosest tolerance: what meets it is not reported where there is no oracle to judge it.
+LOOSEST = "1e-3"
 #: Why a model that exists only as ONNX is not judged.
 NO_ONNX_ORACLE = "an ONNX file has no float64 oracle yet"
 
@@ -78,7 +84,7 @@ def examine(
             raise OracleDown(bench.no_oracle or "this model has no oracle")
         return ask_oracle(bench.oracle, sample, rng_seed=rng_seed, decide=decide)
 
-    verdict, oracle = tier1(
+    verdict, oracle = verdict_of(
         bench.seed,
         reference.leaves,
         target.leaves,
@@ -88,13 +94,13 @@ def examine(
         learn=screen,
     )
     _state_differences(verdict, reference, target)
-    if verdict.differences:
+    if verdict.differences or _large_gaps(verdict, reference.leaves):
         _repeat(bench, sample, reference.leaves, target.leaves, verdict, rng_seed)
     verdict.outcome = _outcome(verdict)
     return Examined(verdict, reference, target, oracle)
 
 
-def tier1(
+def verdict_of(
     seed: Seed,
     reference: Leaves,
     target: Leaves,
@@ -104,18 +110,45 @@ def tier1(
     screen: FloorScreen | None = None,
     learn: FloorScreen | None = None,
 ) -> tuple[Verdict, OracleAnswer | None]:
-    """Compare two sets of leaves and judge what differs. `ask(decide)` gives the oracle's answer or raises OracleDown.
+    """Compare two sets of leaves, judge what differs, and tell what it does to the task.
 
-    `screen` says what is not worth judging; `learn` is told the noise floors that were measured.
+    `ask(decide)` gives the oracle's answer or raises OracleDown; it is asked at most once for either. `screen` says
+    what is not worth judging; `learn` is told the noise floors that were measured. A task that breaks where no tensor
+    differs beyond the noise is a difference of its own.
     """
+    asked: dict[bool, OracleAnswer | OracleDown] = {}
+
+    def once(decide: bool) -> OracleAnswer:
+        if decide not in asked:
+            try:
+                asked[decide] = ask(decide)
+            except OracleDown as error:
+                asked[decide] = error
+        found = asked[decide]
+        if isinstance(found, OracleDown):
+            raise found
+        return found
+
     comparison = compare(reference, target, tolerance=seed.tolerance, signed_zero=seed.signed_zero, screen=screen)
     verdict = Verdict(Outcome.PASS, compared=comparison.compared, stats=comparison.stats)
     verdict.informative = _informative(reference, comparison, vacuity)
     oracle = None
     if comparison.differences:
-        oracle = _judge(seed, reference, target, comparison, verdict, learn, ask)
+        oracle = _judge(seed, reference, target, comparison, verdict, learn, once)
+    verdict.task = tier3(seed.task, reference, target, oracle, lambda decide: _or_none(once, decide))
+    broken = task_difference(verdict.task)
+    if broken is not None and not verdict.differences:
+        verdict.differences.append(broken)
     verdict.outcome = _outcome(verdict)
     return verdict, oracle
+
+
+def _or_none(ask: Callable[[bool], OracleAnswer], decide: bool) -> OracleAnswer | None:
+    """The oracle's answer, or None where there is none: the verdict's notes say why already."""
+    try:
+        return ask(decide)
+    except OracleDown:
+        return None
 
 
 def _outcome(verdict: Verdict) -> Outcome:
@@ -195,7 +228,7 @@ def _judge(
         oracle = ask(False)
     except OracleDown as error:
         verdict.notes.append(f"not judged: {error}")
-        verdict.differences = list(comparison.differences)
+        verdict.differences = [d for d in comparison.differences if not _maybe_rounding(seed, d, comparison)]
         return None
 
     def decide() -> OracleAnswer | None:
@@ -214,6 +247,13 @@ def _judge(
     if found.rounding:
         verdict.notes.append(f"rounding only at {', '.join(sorted({d.path for d in found.rounding}))}")
     return oracle
+
+
+def _maybe_rounding(seed: Seed, difference: Difference, comparison: Comparison) -> bool:
+    """Whether a float difference that nobody could judge may be rounding: it meets the study's loosest criterion."""
+    if difference.kind is not Kind.VALUE or seed.tolerance is not None:
+        return False
+    return any(stats.path == difference.path and stats.norm_ok.get(LOOSEST) for stats in comparison.stats)
 
 
 def _state_differences(verdict: Verdict, reference: Answer, target: Answer) -> None:
@@ -255,13 +295,31 @@ def _repeat(
 
 
 def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | None:
-    """A difference of a side from itself that could explain the verdict's: same leaf and kind, a tenth of the size."""
+    """A difference of a side from itself that could explain what was seen: same leaf and kind, a tenth of the size.
+
+    Where nothing stands the gaps were large and judged to be noise, which a module that wavers makes by itself.
+    """
     repeated = compare(before, again)
     sizes = {stats.path: stats.max_abs for stats in verdict.stats}
     own = {stats.path: stats.max_abs for stats in repeated.stats}
+    seen = [(d.path, Kind.VALUE if d.kind is Kind.TASK else d.kind) for d in verdict.differences]
+    seen = seen or [(path, Kind.VALUE) for path in _large_gaps(verdict, before)]
     for mine in repeated.differences:
-        for other in verdict.differences:
-            alike = (mine.path, mine.kind) == (other.path, other.kind)
-            if alike and (mine.kind is not Kind.VALUE or own[mine.path] >= 0.1 * sizes.get(mine.path, 0.0)):
-                return mine
+        alike = (mine.path, mine.kind) in seen
+        if alike and (mine.kind is not Kind.VALUE or own[mine.path] >= 0.1 * sizes.get(mine.path, 0.0)):
+            return mine
     return None
+
+
+def _large_gaps(verdict: Verdict, leaves: Leaves) -> list[str]:
+    """Float leaves whose sides lie so far apart that nobody would call it rounding at sight."""
+    found = []
+    for stats in verdict.stats:
+        leaf = leaves.get(stats.path)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and stats.max_abs > 0.0:
+            values = as_real(leaf).to(torch.float64)
+            finite = values[torch.isfinite(values)]
+            scale = float(finite.abs().max()) if finite.numel() else 0.0
+            if stats.max_abs > LARGE_GAP * torch.finfo(leaf.dtype).eps * scale:
+                found.append(stats.path)
+    return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fuzzer.backends.observe import Observation, output_values
 from fuzzer.backends.oracle_observe import split
-from fuzzer.backends.session import Session, State
+from fuzzer.backends.session import Answer, Session, State
 from fuzzer.trees import Leaves
 from fuzzer.verify.activations import Activations, GrowthCurve, growth
 from fuzzer.verify.compare import compare
@@ -19,28 +19,52 @@ from fuzzer.verify.examine import Bench
 
 #: Runs under random rounding.
 DRAWS = 4
+#: Side → its unobserved output and its observation.
+Sides = dict[str, tuple[Leaves, Observation]]
 
 
 def observe_finding(bench: Bench, sample: Mapping[str, Tensor], rng_seed: int) -> Activations:
     """Where drift starts on this input. Never raises on the models' account: `reason` then says what went wrong.
 
-    Sessions that are not ready are prepared. Without an oracle gaps are counted in steps of the dtype alone.
+    Sessions that are not ready are prepared; all three processes work at the same time. Without an oracle gaps are
+    counted in steps of the dtype alone.
     """
-    seen: dict[str, Observation] = {}
-    plain: dict[str, Leaves] = {}
     for side, session in (("reference", bench.reference), ("target", bench.target)):
         if not _ready(session):
             return _failed(f"the {side} is not ready: {session.reason}")
-        answer = session.run(sample, rng_seed=rng_seed)
-        watched = session.run(sample, rng_seed=rng_seed, observe=True) if answer.leaves is not None else answer
-        if answer.leaves is None or watched.leaves is None:
-            return _failed(f"the {side}: {watched.error or answer.error}")
+    oracle = bench.oracle if bench.oracle is not None and _ready(bench.oracle) else None
+    if oracle is not None:
+        oracle.begin(sample, rng_seed=rng_seed, observe=True, kind="judge", draws=DRAWS, amplitude=1)
+    sides: Sides = {}
+    try:
+        reason = _observe_sides(bench, sample, rng_seed, sides)
+    finally:
+        measured = {} if oracle is None else oracle.finish().leaves or {}
+    if reason:
+        return _failed(reason)
+    truth, floors, _ = split(measured)
+    (plain_reference, reference), (plain_target, target) = sides["reference"], sides["target"]
+    return conclude(reference, target, plain_reference, plain_target, floors, truth)
+
+
+def _observe_sides(bench: Bench, sample: Mapping[str, Tensor], rng_seed: int, sides: Sides) -> str:
+    """Fill in both sides' answers, unobserved and observed; gives what went wrong, if anything did."""
+    sessions = {"reference": bench.reference, "target": bench.target}
+    answers: dict[tuple[str, bool], Answer] = {}
+    for observe in (False, True):
+        for session in sessions.values():
+            session.begin(sample, rng_seed=rng_seed, observe=observe)
+        for side, session in sessions.items():
+            answers[side, observe] = session.finish()
+        for side in sessions:
+            if answers[side, observe].leaves is None:
+                return f"the {side}: {answers[side, observe].error}"
+    for side in sessions:
         try:
-            seen[side], plain[side] = Observation.from_leaves(watched.leaves), answer.leaves
+            sides[side] = answers[side, False].leaves or {}, Observation.from_leaves(answers[side, True].leaves or {})
         except ValueError as error:
-            return _failed(f"the {side}: {error}")
-    truth, floors = _oracle(bench.oracle, sample, rng_seed)
-    return conclude(seen["reference"], seen["target"], plain["reference"], plain["target"], floors, truth)
+            return f"the {side}: {error}"
+    return ""
 
 
 def conclude(
@@ -67,18 +91,6 @@ def conclude(
         vanishes=before.output_past and not curve.output_past,
         lost={name: why for name, why in lost.items() if name not in target.values},
     )
-
-
-def _oracle(
-    session: Session | None, sample: Mapping[str, Tensor], rng_seed: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Truth and floors; none where there is no oracle or it fails."""
-    if session is None or not _ready(session):
-        return {}, {}
-    answer = session.run(
-        sample, rng_seed=rng_seed, observe=True, kind="judge", draws=DRAWS, amplitude=1, decide=False, truth=True
-    )
-    return ({}, {}) if answer.leaves is None else split(answer.leaves)[:2]
 
 
 def _ready(session: Session) -> bool:
