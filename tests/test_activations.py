@@ -498,8 +498,6 @@ from torch import nn
 
 class Raises(nn.Module):
     def forward(self, x):
-        if torch._C._is_tracing() or torch.compiler.is_compiling():
-            return x * 2
         if x.sum() > 0:
             raise ValueError("too much")
         return x * 2

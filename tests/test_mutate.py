@@ -576,3 +576,19 @@ def test_a_dimension_becomes_empty_only_where_the_seed_allows_it() -> None:
         seed, rng = seed_of("x", allow={"empty": allowed}), random.Random(0)
         sizes = {find_mutator("shape").propose(seed, {"x": (6, 5)}, rng)["size"] for _ in range(600)}
         assert sizes == set(range(0 if allowed else 1, 13))
+
+
+@given(rng_seed=st.integers(0, 10_000))
+def test_floats_stay_in_their_range_where_the_seed_asks_for_it(rng_seed: int) -> None:
+    seed = Seed.model_validate(
+        {
+            "name": "held",
+            "model": {"source": "builder", "builder": "tiny:Tiny"},
+            "inputs": {"x": {"kind": "floats", "shape": [4, 6], "range": [-3, 3]}},
+            "allow": {"beyond_range": False, "nonfinite": False},
+        }
+    )
+    rng = random.Random(rng_seed)
+    recipe = propose_recipe(seed, rng, propose_recipe(seed, rng))
+    value = apply_recipe(seed, recipe)["x"]
+    assert bool((value.abs() <= 3).all())

@@ -392,3 +392,14 @@ class TestRoundTrip:
             seed_from_json("{", Path("."))
         with pytest.raises(SeedError, match=r"seed: model: is needed but missing"):
             seed_from_json("{}", Path("."))
+
+
+def test_a_model_that_is_only_an_onnx_file_is_compared_with_itself_unoptimised() -> None:
+    seed = Seed.model_validate(
+        {
+            "name": "file",
+            "model": {"source": "onnx", "path": "model.onnx"},
+            "inputs": {"x": {"kind": "floats", "shape": [2]}},
+        }
+    )
+    assert (seed.reference, seed.backends) == ("onnxruntime:cpu?opt=none", ["onnxruntime:cpu"])

@@ -6,13 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuzzer.inputs import sample_with_dims
 from fuzzer.mutate.base import Mutator, Shapes, find_mutator, mutators_for
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.mutate.resize import Shape, check_dims, propose_size, resizable
-from fuzzer.seeds.schema import Seed
+from fuzzer.seeds.schema import InputSpec, Seed
 
 #: A recipe that is proposed has no more steps than this.
 MOST_STEPS = 8
@@ -29,7 +30,20 @@ def apply_recipe(seed: Seed, recipe: Recipe) -> dict[str, Tensor]:
     sample = dict(sample_with_dims(seed, recipe.draw, all_dims(seed, recipe.dims)))
     for step in recipe.steps:
         sample = find_mutator(step.mutator).apply(seed, sample, step.params)
+    if not seed.allow.beyond_range:
+        sample = {name: _within(seed.inputs[name], tensor) for name, tensor in sample.items()}
     return sample
+
+
+def _within(spec: InputSpec, tensor: Tensor) -> Tensor:
+    """`tensor` with its finite elements held in the range that the seed gives for it; NaN and infinities stay."""
+    if spec.range is None or not tensor.is_floating_point():
+        return tensor
+    low, high = spec.range
+    if spec.mean is not None and spec.std is not None:  # an image's range is that before it is normalised
+        ends = [(end - m) / s for end in spec.range for m, s in zip(spec.mean, spec.std, strict=True)]
+        low, high = min(ends), max(ends)
+    return torch.where(torch.isfinite(tensor), tensor.clamp(low, high), tensor)
 
 
 def all_dims(seed: Seed, dims: Mapping[str, int]) -> dict[str, int]:

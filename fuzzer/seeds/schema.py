@@ -247,6 +247,7 @@ class Allow(Strict):
     """What mutators may do beyond the ordinary range of the inputs."""
 
     nonfinite: bool = True
+    beyond_range: bool = True  # floats outside `range`, where an input has one
     out_of_range_integers: bool = False
     empty: bool = False  # size-0 dimensions, where a dimension's `min` is 0
 
@@ -317,6 +318,15 @@ class Seed(Strict):
         A mapping with exactly the keys `args` and `kwargs` gives keyword arguments too.
         """
         return list(self.inputs) if self.call is None else self.call
+
+    @model_validator(mode="before")
+    @classmethod
+    def _onnx_compares_with_itself_unoptimised(cls, value: Any) -> Any:
+        """A model that is only an ONNX file cannot run in eager: its reference is ONNX Runtime as it is written."""
+        model = value.get("model") if isinstance(value, dict) else None
+        if isinstance(model, dict) and model.get("source") == "onnx":
+            return {"reference": "onnxruntime:cpu?opt=none", "backends": ["onnxruntime:cpu"]} | value
+        return value
 
     @model_validator(mode="after")
     def _names_hold_together(self) -> Seed:

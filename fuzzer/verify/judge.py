@@ -37,6 +37,8 @@ _DECISION_ULP = 1000.0
 #: elements at which the target must take one. With 33 runs spread evenly, chance alone reaches 0.4 %.
 _ALTERNATIVE_ULP = 1000.0
 _ALTERNATIVE_SHARE = 0.1
+#: Share of a leaf's largest value within which a finite answer counts as right where the other side has none.
+_ROUGHLY = 0.01
 
 
 @dataclass
@@ -244,10 +246,21 @@ class _Case:
         if y is None or y.shape != r.shape:
             return replace(difference, near_tie=edge, blame=Blame.NEITHER if edge else Blame.UNKNOWN)
         narrow = y.to(dtype).to(torch.float64)  # what float64 answers, in the range of the leaf's dtype
-        right_r, right_t = (bool(_same_class(side, narrow)[odd].all()) for side in (r, t))
+        right_r, right_t = (bool(self._right(side, narrow)[odd].all()) for side in (r, t))
         blame = Blame.NEITHER if edge else _blame(not right_t, not right_r)
         at = difference.index or ()
         return replace(difference, truth=repr(float(narrow[at])), near_tie=edge, blame=blame)
+
+    @staticmethod
+    def _right(side: Tensor, y: Tensor) -> Tensor:
+        """Where a side is as float64 says; a finite answer next to a NaN must also have the right value, roughly.
+
+        Roughly, because there is no noise floor where the plain answer is not finite.
+        """
+        finite = y[torch.isfinite(y)].abs()
+        near = _ROUGHLY * float(finite.max()) if finite.numel() else 0.0
+        far = torch.isfinite(side) & torch.isfinite(y) & ((side - y).abs() > near)
+        return _same_class(side, y) & ~far
 
     def _integers(self, difference: Difference) -> Difference:
         path = difference.path

@@ -54,7 +54,10 @@ def real(side: Leaves | None, path: str) -> Tensor | None:
 
 
 def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
-    """φ of a float leaf: max over the runs of |pₖ − p|, at least its median over the leaf. None without such a leaf."""
+    """φ of a float leaf: max over the runs of |pₖ − p|, at least its median over the leaf.
+
+    Zeros that stay zero do not count in the median: they are more than half of a ReLU's output. None without a leaf.
+    """
     p = real(oracle.plain, path)
     if p is None:
         return None
@@ -62,7 +65,7 @@ def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
     for draw in draws_of(path, oracle):
         gap = (draw - p).abs()
         moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
-    finite = moved[torch.isfinite(p)]
+    finite = moved[torch.isfinite(p) & ((moved > 0) | (p != 0))]
     least = finite.median() if finite.numel() else torch.zeros((), dtype=torch.float64)
     return moved.clamp(min=float(least))
 
