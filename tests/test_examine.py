@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known.cases import Function
-from known.harness import RNG_SEED, Local, named, seed_for
 from torch import Tensor, nn
 
+from benchmarks.known_cases import Function
+from benchmarks.local import RNG_SEED, Local, named, seed_for
 from fuzzer.backends.process import Death
 from fuzzer.backends.protocol import ORACLE, Failure
 from fuzzer.backends.session import Answer

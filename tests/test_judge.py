@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known.cases import Function
-from known.harness import seed_for, verdict_on
 from torch import Tensor, nn
 
+from benchmarks.known_cases import Function
+from benchmarks.local import seed_for, verdict_on
 from fuzzer.seeds import Tolerance
 from fuzzer.trees import Leaves
 from fuzzer.verify.compare import compare

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from known.cases import BOTH_ORT, CASES, EAGER, INDUCTOR, ORT, ORT_PLAIN, Case, Kind, by_name, cases
-from known.harness import RNG_SEED, Local, between, named, seed_for
 
+from benchmarks.known_cases import BOTH_ORT, CASES, EAGER, INDUCTOR, ORT, ORT_PLAIN, Case, Kind, by_name, cases
+from benchmarks.local import RNG_SEED, Local, between, named, seed_for
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Session, State, Where
 from fuzzer.diagnose.provisional import provisional
@@ -143,9 +143,9 @@ def test_the_first_label_of_most_findings_is_the_tables() -> None:
 @pytest.mark.parametrize(("name", "target"), [("lstm_of_nothing", ORT), ("roi_align_nan", EAGER)])
 def test_what_kills_a_process_is_told_by_the_session(name: str, target: str) -> None:
     case = by_name(name)
-    model = ModelSpec(source="builder", builder="cases:module_of", path="known", args={"name": name})
+    model = ModelSpec(source="builder", builder="benchmarks.known_cases:module_of", path=".", args={"name": name})
     of = seed_for(case.ordinary(), dynamic=case.dynamic).model_copy(update={"model": model})
-    session = Session(of.at(Path(__file__).parent), target, named(case.ordinary()), Where(cache=None))
+    session = Session(of.at(Path(__file__).parent.parent), target, named(case.ordinary()), Where(cache=None))
     try:
         assert session.prepare() is State.READY, session.reason
         assert session.run(named(case.ordinary()), rng_seed=RNG_SEED).leaves is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzer.campaign.corpus import keep, read
+from fuzzer.campaign.findings import Finding, Ledger, Standing
 from fuzzer.campaign.plan import PLAIN_INPUTS, Options, make_plan, next_recipe, run_seed
+from fuzzer.crashes.signature import Signature
 from fuzzer.errors import InputError, SpecError
 from fuzzer.mutate.havoc import apply_recipe, propose_recipe
 from fuzzer.mutate.recipe import Recipe
@@ -133,3 +136,14 @@ def test_shrinking_asks_no_more_often_than_it_may(most: int) -> None:
     asked: list[Recipe] = []
     shrink_recipe(recipe, lambda candidate: bool(asked.append(candidate)), most_tests=most)
     assert len(asked) <= most
+
+
+def test_a_fault_of_the_reference_is_one_finding_however_many_targets_show_it() -> None:
+    first = Signature("tiny", "inductor:cpu", "numeric", "$", "nonfinite")
+    other = replace(first, target="onnxruntime:cpu")
+    finding = Finding(first, "numeric/nonfinite?", 3, {}, "reference", "", Standing.PENDING)
+    ledger = Ledger(set(), {first.id: finding})
+    assert ledger.same_fault(other, "target") is None
+    assert ledger.same_fault(replace(other, leaf=".scores"), "reference") is None
+    assert ledger.same_fault(other, "reference") is finding
+    assert (finding.count, finding.also) == (2, ["onnxruntime:cpu"])

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known.cases import Function
-from known.harness import Local, named, seed_for
 from torch import Tensor, nn
 
+from benchmarks.known_cases import Function
+from benchmarks.local import Local, named, seed_for
 from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING, RANDOM
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.rounding import Float64, RandomRounding, formulas

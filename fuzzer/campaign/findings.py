@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from fuzzer.crashes.signature import Signature
 from fuzzer.diagnose import Diagnosis
 from fuzzer.seeds import Accept, Seed
-from fuzzer.verify.verdict import Difference
+from fuzzer.verify.verdict import Blame, Difference
 
 
 class Standing(StrEnum):
@@ -36,6 +36,7 @@ class Finding:
     standing: Standing
     count: int = 1  # how often it was seen, the first time included
     detail: str = ""
+    also: list[str] = field(default_factory=list)  # other targets on which the reference was seen at the same fault
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,6 +55,7 @@ class Finding:
             "count": self.count,
             "message": self.message,
             "detail": self.detail,
+            "also": list(self.also),
         }
 
     @classmethod
@@ -90,6 +92,18 @@ class Ledger:
         if found is not None:
             found.count += 1
         return found is not None
+
+    def same_fault(self, signature: Signature, blame: str) -> Finding | None:
+        """Where the reference is to blame, the finding that another target showed first: it is the same fault."""
+        if blame != Blame.REFERENCE:
+            return None
+        for finding in self.findings.values():
+            if finding.blame == blame and replace(finding.signature, target=signature.target) == signature:
+                finding.count += 1
+                if signature.target not in (*finding.also, finding.signature.target):
+                    finding.also.append(signature.target)
+                return finding
+        return None
 
     def accept(self, why: str) -> None:
         """Count behaviour that the seed's owner knows."""

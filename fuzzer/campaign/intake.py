@@ -19,7 +19,7 @@ from fuzzer.campaign.findings import Finding, Ledger, Standing, accepted_by
 from fuzzer.campaign.journal import Journal
 from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options
-from fuzzer.crashes.crash import TIERS, Crash, make_crash
+from fuzzer.crashes.crash import Crash, make_crash
 from fuzzer.crashes.environment import environment
 from fuzzer.crashes.signature import Signature, signature_of
 from fuzzer.crashes.store import write_crash
@@ -92,12 +92,15 @@ class Intake:
             return {"accepted": accept.why}
         if self._ledger.seen(signature):
             return {"finding": signature.id}
+        same = self._ledger.same_fault(signature, str(found.verdict.blame))
+        if same is not None:
+            return {"finding": same.signature.id}
         known = signature.id in self._ledger.known
         finding = Finding(
             signature,
             str(diagnosis.label),
             executions,
-            dict(TIERS),
+            found.verdict.tiers(),
             str(found.verdict.blame),
             difference.message,
             Standing.KNOWN if known else Standing.PENDING,

@@ -197,6 +197,12 @@ def _findings(findings: list[dict[str, Any]]) -> list[str]:
     lines = [f"{len(findings)} findings: " + ", ".join(f"{count} {standing}" for standing, count in words.items())]
     for finding in findings:
         lines.append(f"  {finding['id']:<44} {finding['label']:<28} {finding['standing']}, seen {finding['count']}×")
+        lines.append(f"      {finding['message']}; blame: {finding['blame']}")
+        if finding["also"]:
+            lines.append(f"      the reference is at fault: {', '.join(finding['also'])} shows the same")
         if finding["detail"]:
             lines.append(f"      {finding['detail']}")
+    shown = next((f["id"] for f in findings if f["standing"] in (Standing.STORED, Standing.KNOWN)), None)
+    if shown is not None:
+        lines.append(f"all about one: xbfuzz show {shown}; all of them again: xbfuzz replay")
     return lines

@@ -123,6 +123,7 @@ def make_crash(
         rng_seed=rng_seed,
         environment=dict(environment or {}),
         found=dict(found or {}),
+        tiers=verdict.tiers(),
         sizes={"original": _elements(before), "reduced": _elements(inputs)},
     )
 

@@ -1,1 +1,0 @@
-"""Known differences between backends, with the right answers."""
