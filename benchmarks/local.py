@@ -1,9 +1,9 @@
-"""Sessions without worker processes, for modules that cannot kill one: the same answers, in the test's own process."""
+"""Sessions without worker processes, for modules that cannot kill one: the same answers, in this process."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,21 +59,46 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-class Local:
-    """What `fuzzer.backends.session.Session` is to its callers, with the backend in this process."""
+class Computed:
+    """A side that is a function from a sample to an output, with the face of `fuzzer.backends.session.Session`."""
 
-    def __init__(self, seed: Seed, backend: str, module: nn.Module, example: Sequence[Tensor]) -> None:
-        self.backend = backend
+    def __init__(self, name: str, function: Callable[[Mapping[str, Tensor]], Any]) -> None:
+        self.backend = name
         self.state = State.READY
         self.reason = ""
+        self._function = function
+
+    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
+        return answered(self._function, sample, rng_seed)
+
+
+def answered(function: Callable[[dict[str, Tensor]], Any], sample: Mapping[str, Tensor], rng_seed: int) -> Answer:
+    """What a worker would answer: a copy of the leaves, or the exception that `function` raised."""
+    torch.manual_seed(rng_seed)
+    try:
+        output = function({name: tensor.clone() for name, tensor in sample.items()})
+        return Answer(flatten(map_tensors(output, lambda tensor: tensor.detach().clone())))
+    except Exception as error:  # as in a worker: an answer like any other
+        kind = "unsupported" if isinstance(error, Unsupported) else "exception"
+        return Answer(failure=Failure(kind, type(error).__name__, str(error), "", traceback.format_exc()))
+
+
+class Local(Computed):
+    """What `fuzzer.backends.session.Session` is to its callers, with the backend in this process."""
+
+    def __init__(
+        self, seed: Seed, backend: str, module: nn.Module, example: Sequence[Tensor] | Mapping[str, Tensor]
+    ) -> None:
         self.calls: list[dict[str, Any]] = []
         if backend == ORACLE:
             self._backend: Any = Oracle(BackendSpec.parse(ORACLE))
         else:
             self._backend = backend_class(parse(backend).runtime)(parse(backend))
+        super().__init__(backend, self._backend.run)
         torch.manual_seed(RNG_SEED)
+        first = example if isinstance(example, Mapping) else named(example)
         try:
-            self._backend.prepare(Model(seed, module.eval().requires_grad_(False)), named(example))
+            self._backend.prepare(Model(seed, module.eval().requires_grad_(False)), first)
         except Unsupported as error:
             self.state, self.reason = State.REFUSED, error.reason
         except Exception as error:  # as in a worker: a backend that fails to prepare refuses the model
@@ -81,17 +106,29 @@ class Local:
 
     def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
         self.calls.append(variant)
-        torch.manual_seed(rng_seed)
-        inputs = {name: tensor.clone() for name, tensor in sample.items()}
-        try:
-            if variant:
-                output = self._backend.run_variant(inputs, variant | {"rng_seed": rng_seed})
-            else:
-                output = self._backend.run(inputs)
-            return Answer(flatten(map_tensors(output, lambda tensor: tensor.detach().clone())))
-        except Exception as error:  # as in a worker: an answer like any other
-            kind = "unsupported" if isinstance(error, Unsupported) else "exception"
-            return Answer(failure=Failure(kind, type(error).__name__, str(error), "", traceback.format_exc()))
+        if not variant:
+            return super().run(sample, rng_seed=rng_seed)
+        return answered(
+            lambda inputs: self._backend.run_variant(inputs, variant | {"rng_seed": rng_seed}), sample, rng_seed
+        )
+
+
+class Remembering(Local):
+    """An oracle that several targets ask about the same sample, one after the other: it answers once."""
+
+    def __init__(self, seed: Seed, module: nn.Module, example: Mapping[str, Tensor]) -> None:
+        super().__init__(seed, ORACLE, module, example)
+        self._sample: Mapping[str, Tensor] | None = None
+        self._answers: dict[str, Answer] = {}
+
+    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
+        if sample is not self._sample:
+            self._sample, self._answers = sample, {}
+            self.calls.clear()
+        key = repr((rng_seed, sorted(variant.items())))
+        if key not in self._answers:
+            self._answers[key] = super().run(sample, rng_seed=rng_seed, **variant)
+        return self._answers[key]
 
 
 def verdict_on(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -16,29 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzer import __version__
+from fuzzer.commands.options import CACHE, JSON, PATHS, Duration
+from fuzzer.commands.reduce import reduce
+from fuzzer.commands.replay import replay
+from fuzzer.commands.triage import show, triage
 from fuzzer.errors import XbfuzzError
 from fuzzer.files import to_json
 
 if TYPE_CHECKING:  # torch takes more than a second to import: --help does without
     from fuzzer.campaign import Campaign, Summary
-    from fuzzer.crashes.crash import Crash
-
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
-
-
-class Duration(click.ParamType[float]):
-    """`90s`, `10m`, `1h`, `2h30m`."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", str(value))
-        if not parts or "".join(number + unit for number, unit in parts) != str(value):
-            self.fail(f"{value!r} is no duration: it reads 90s, 10m, 1h or 2h30m", param, ctx)
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        if seconds <= 0:
-            self.fail("a budget must be longer than nothing", param, ctx)
-        return seconds
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,16 +33,8 @@ def cli(debug: bool) -> None:
     """Find, prove, explain and shrink the inputs on which a model answers differently on another backend."""
 
 
-_PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-_CACHE = click.option("--cache", type=click.Path(path_type=Path), help="Where weights and compiled code are cached.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-_CRASHES = click.option(
-    "--crashes", type=click.Path(path_type=Path), default=Path("crashes"), show_default=True, help="The crash folder."
-)
-
-
 @cli.command()
-@_PATHS
+@PATHS
 @click.option("--budget", type=Duration(), help="How long to fuzz: 90s, 10m, 1h, 2h30m. [default: 10m]")
 @click.option("--max-execs", type=click.IntRange(min=1), help="Stop after that many executions.")
 @click.option("--rng-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides all inputs.")
@@ -71,8 +48,8 @@ _CRASHES = click.option(
 @click.option("--private", is_flag=True, help="Keep no original inputs and no corpus.")
 @click.option("--resume", is_flag=True, help="Go on with the latest run in --out.")
 @click.option("--max-workers", type=click.IntRange(min=3), help="At most so many worker processes.")
-@_CACHE
-@_JSON
+@CACHE
+@JSON
 def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
     """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
     from fuzzer.campaign import Campaign, Options
@@ -157,98 +134,7 @@ class _Progress:
 
 
 @cli.command()
-@_PATHS
-@click.option("--trust", is_flag=True, help="Run Python code that a crash's seed imports from outside this project.")
-@_CACHE
-@_JSON
-def replay(paths: tuple[Path, ...], trust: bool, cache: Path | None, as_json: bool) -> None:
-    """Run stored crashes again, in fresh processes: crash folders or folders of them (default: crashes/)."""
-    from fuzzer.crashes.replay import replay as replay_one
-    from fuzzer.crashes.store import load_crash
-    from fuzzer.crashes.trust import needs_trust
-    from fuzzer.place import cache_folder, surroundings
-
-    crashes = [load_crash(path) for path in _crash_folders(list(paths) or [Path("crashes")])]
-    for crash in crashes:
-        reason = None if trust else needs_trust(crash, Path.cwd())
-        if reason is not None:
-            raise XbfuzzError(f"{crash.id}: {reason}; --trust allows it")
-    where = surroundings(cache_folder(cache))
-    results = []
-    for crash in crashes:
-        result = replay_one(crash, where)
-        results.append(result)
-        if not as_json:
-            detail = f": {result.detail}" if result.detail else ""
-            click.echo(
-                f"{'ok  ' if result.ok else 'FAIL'} {result.id}: {result.state}, expected {result.expect}{detail}"
-            )
-            for line in result.differs:
-                click.echo(f"       recorded elsewhere: {line}")
-    if as_json:
-        click.echo(json.dumps({"crashes": [result.to_json() for result in results]}, indent=1))
-    sys.exit(0 if all(result.ok for result in results) else 1)
-
-
-def _crash_folders(paths: list[Path]) -> list[Path]:
-    """Crash folders among `paths` and in them. Raises XbfuzzError where a path holds none."""
-    from fuzzer.crashes.store import list_crashes
-
-    found = []
-    for path in paths:
-        inside = [path] if (path / "crash.yaml").exists() else list_crashes(path)
-        if not inside and not path.exists():
-            raise XbfuzzError(f"{path}: there is no such folder")
-        if not inside and any(path.iterdir() if path.is_dir() else [path]) and paths != [Path("crashes")]:
-            raise XbfuzzError(f"{path}: holds no crash")
-        found += inside
-    return found
-
-
-@cli.command()
-@click.argument("crash_id")
-@_CRASHES
-@_JSON
-def show(crash_id: str, crashes: Path, as_json: bool) -> None:
-    """Everything about one crash, by its id or folder."""
-    from fuzzer.triage import show as describe
-    from fuzzer.triage import to_json as describe_json
-
-    crash = _load(crash_id, crashes)
-    click.echo(json.dumps(describe_json(crash), indent=1) if as_json else describe(crash))
-
-
-def _load(crash_id: str, crashes: Path) -> Crash:
-    from fuzzer.crashes.store import list_crashes, load_crash
-
-    for folder in (Path(crash_id), crashes / crash_id):
-        if (folder / "crash.yaml").exists():
-            return load_crash(folder)
-    near = [path.name for path in list_crashes(crashes) if crash_id in path.name]
-    if len(near) == 1:
-        return load_crash(crashes / near[0])
-    hint = f"; did you mean one of {', '.join(near)}?" if near else ""
-    raise XbfuzzError(f"there is no crash {crash_id} in {crashes}{hint}")
-
-
-@cli.command()
-@_CRASHES
-@_JSON
-def triage(crashes: Path, as_json: bool) -> None:
-    """A table of the stored crashes, the gravest first."""
-    from fuzzer.crashes.store import load_crash
-    from fuzzer.triage import rows, table
-    from fuzzer.triage import to_json as describe_json
-
-    found = [load_crash(path) for path in _crash_folders([crashes])]
-    if as_json:
-        click.echo(json.dumps({"crashes": [describe_json(crash) for crash in found]}, indent=1))
-    else:
-        click.echo(table(rows(found)) if found else f"no crashes in {crashes}")
-
-
-@cli.command()
-@_JSON
+@JSON
 def backends(as_json: bool) -> None:
     """Which backends can run on this machine, and why the others cannot."""
     from fuzzer.backends.registry import availability, backend_class, known
@@ -266,8 +152,8 @@ def backends(as_json: bool) -> None:
 
 
 @cli.command()
-@_PATHS
-@_JSON
+@PATHS
+@JSON
 def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""
     from fuzzer.seeds.load import load_seeds
@@ -279,6 +165,10 @@ def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
         return
     for seed in found:
         click.echo(f"{seed.name:<16} {seed.model.source:<8} {seed.task.kind:<16} {seed.about}")
+
+
+for _command in (replay, triage, show, reduce):
+    cli.add_command(_command)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ import difflib
 from fuzzer.backends.base import Backend
 from fuzzer.backends.compiled import AotEager, Dynamo, Inductor
 from fuzzer.backends.eager import Eager
+from fuzzer.backends.interpreter import availability_there
 from fuzzer.backends.onnxruntime_backend import OnnxRuntime
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import SpecError
@@ -55,5 +56,7 @@ def known() -> list[BackendSpec]:
 
 
 def availability(spec: BackendSpec) -> str | None:
-    """Why `spec` cannot run on this machine, or None where it can."""
+    """Why `spec` cannot run on this machine, or None where it can. An interpreter that is named is asked."""
+    if spec.python:
+        return availability_there(spec.python, str(spec.under("")))
     return backend_class(spec.runtime).unavailable(spec)

@@ -171,13 +171,21 @@ def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Activation functions as compositions of elementary operators: a single operator would hide what cancels
-    inside."""
+    """Activation functions and distances as compositions of elementary operators: a single operator would hide what
+    cancels inside."""
     from torch._decomp import get_decompositions
 
     wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]
     found: dict[Any, Callable[..., Any]] = get_decompositions(wanted)
-    return {op: found[op] for op in found if "backward" not in str(op) and not op._schema.is_mutable}
+    usable = {op: found[op] for op in found if "backward" not in str(op) and not op._schema.is_mutable}
+    return usable | {aten._euclidean_dist.default: _euclidean}
+
+
+def _euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """√(|x|² − 2·xy + |y|²) as one product, as ATen computes it: near points cancel."""
+    left = torch.cat([-2 * x, x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])], -1)
+    right = torch.cat([y, torch.ones_like(y[..., :1]), y.square().sum(-1, keepdim=True)], -1)
+    return (left @ right.transpose(-1, -2)).clamp(min=0).sqrt()
 
 
 def _is_float(value: Any) -> bool:

@@ -11,8 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from fuzzer import tensors
+from fuzzer.backends.interpreter import worker_command
 from fuzzer.backends.process import Death, Limits, Worker
 from fuzzer.backends.protocol import Failure, Frame, ProtocolError, unpack_leaves
+from fuzzer.backends.spec import BackendSpec
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_to_json
 from fuzzer.trees import Leaves
@@ -51,10 +53,13 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Where:
-    """What a session needs to know of its surroundings. `start` makes a worker from its name (injected in tests)."""
+    """What a session needs to know of its surroundings. `start` makes a worker from its name (injected in tests).
+
+    It is given a `command` as well where a backend names another interpreter.
+    """
 
     cache: Path | None
-    start: Callable[[str], Worker] = Worker
+    start: Callable[..., Worker] = Worker
 
 
 class Session:
@@ -84,14 +89,16 @@ class Session:
     def prepare_begin(self) -> None:
         """Start a process and ask it to prepare; `prepare_poll` tells when it has."""
         self.close()
-        self._worker = self._where.start(f"{self.backend} for {self.seed.name}")
+        spec = BackendSpec.parse(self.backend)
+        how = {"command": worker_command(spec.python)} if spec.python else {}
+        self._worker = self._where.start(f"{self.backend} for {self.seed.name}", **how)
         self.starts += 1
         self.state = State.PREPARING
         header = {
             "do": "prepare",
             "seed": seed_to_json(self.seed),
             "base": str(self.seed.base.resolve()),
-            "backend": self.backend,
+            "backend": str(spec.under("")),
             "cache": str(self._where.cache) if self._where.cache else None,
         }
         limits = Limits(self.seed.prepare_deadline_s, self.seed.memory_mb)

@@ -1,23 +1,27 @@
-"""The name of a backend: `runtime:device?option=value&...`."""
+"""The name of a backend: `runtime:device?option=value&...`, and `@PATH/python` where another interpreter runs it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl
 
 from fuzzer.errors import SpecError
 
-_FORM = re.compile(r"(?P<runtime>[a-z][\w-]*):(?P<device>[a-z]+)(\?(?P<options>[^@]*))?")
+_FORM = re.compile(r"(?P<runtime>[a-z][\w-]*):(?P<device>[a-z]+)(\?(?P<options>[^@]*))?(@(?P<python>.+))?")
 
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """A parsed backend string; `str()` gives the canonical one, options sorted by name."""
+    """A parsed backend string; `str()` gives the canonical one, options sorted by name.
+
+    `python` is the interpreter whose packages run the backend, as it was written; empty for this process's own.
+    """
 
     runtime: str
     device: str
     options: dict[str, str] = field(default_factory=dict, hash=False)
+    python: str = ""
 
     @classmethod
     def parse(cls, text: str) -> BackendSpec:
@@ -32,13 +36,17 @@ class BackendSpec:
         options = dict(pairs)
         if len(options) != len(pairs):
             raise SpecError(f"backend {text!r} names an option twice")
-        return cls(match["runtime"], match["device"], options)
+        return cls(match["runtime"], match["device"], options, match["python"] or "")
 
     def __str__(self) -> str:
         options = "&".join(f"{key}={value}" for key, value in sorted(self.options.items()))
-        return f"{self.base}?{options}" if options else self.base
+        return self.base + (f"?{options}" if options else "") + (f"@{self.python}" if self.python else "")
+
+    def under(self, python: str) -> BackendSpec:
+        """The same backend run by another interpreter; by this process's own where `python` is empty."""
+        return replace(self, python=python)
 
     @property
     def base(self) -> str:
-        """Runtime and device, without options: what a signature keeps."""
+        """Runtime and device, without options and interpreter: what a signature keeps."""
         return f"{self.runtime}:{self.device}"

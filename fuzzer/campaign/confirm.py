@@ -1,7 +1,9 @@
 """Confirmation beside the campaign: a thread that reproduces findings from their files, in fresh processes, one by one.
 
 A finding is first written under `runs/<stamp>/findings/`, so that nothing is lost if the campaign is killed; the replay
-reads that folder and nothing else; what reproduces is stored under `crashes/`.
+reads that folder and nothing else; what reproduces is stored under `crashes/`. Only then is its input reduced, in the
+processes that have just reproduced it, and stored once more where the smaller one reproduces in fresh ones too.
+Findings that wait to be confirmed go before those that wait to be reduced.
 """
 
 from __future__ import annotations
@@ -11,33 +13,46 @@ import threading
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fuzzer.backends.process import Worker
 from fuzzer.backends.session import Where
-from fuzzer.crashes.replay import CrashState, diagnosed, replay
+from fuzzer.crashes.crash import Crash, seed_of
+from fuzzer.crashes.reduction import Outcome, reduce_crash
+from fuzzer.crashes.replay import CrashState, close_bench, diagnosed, fresh_bench, replay
 from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.errors import XbfuzzError
+from fuzzer.verify.examine import Bench
 
 
 @dataclass
 class Confirmed:
-    """What came of one finding. `folder` is under `crashes/` where it reproduced, else under the run's findings."""
+    """What came of one finding. `folder` is under `crashes/` where it reproduced, else under the run's findings.
+
+    A finding that is reduced is told twice: when it is stored, and when that is done (`final`).
+    """
 
     id: str
     folder: Path
     stored: bool = False
     detail: str = ""
     label: str = ""  # as stored
+    final: bool = True
 
 
 class Confirmer:
-    """Takes staged crash folders, gives `Confirmed`. `close` drops what is not done: it stays staged."""
+    """Takes staged crash folders, gives `Confirmed`. `close` drops what is not done: it stays staged.
 
-    def __init__(self, crashes: Path, where: Where, *, private: bool) -> None:
+    `reduce_s`: how long to look for a smaller input for each crash; 0: not at all.
+    """
+
+    def __init__(self, crashes: Path, where: Where, *, private: bool, reduce_s: float = 0.0) -> None:
         self._crashes = crashes
         self._where = where
         self._private = private
+        self._reduce_s = reduce_s
         self._todo: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._later: list[Confirmed] = []
         self._done: queue.SimpleQueue[Confirmed] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -56,7 +71,7 @@ class Confirmer:
             found = self._done.get_nowait()
         except queue.Empty:
             return None
-        self.pending -= 1
+        self.pending -= found.final
         return found
 
     def close(self, timeout_s: float) -> None:
@@ -68,35 +83,54 @@ class Confirmer:
                 worker.kill()
         self._thread.join(timeout_s)
 
-    def _start(self, name: str) -> Worker:
+    def _start(self, name: str, **how: Any) -> Worker:
         with self._lock:
             if self._stop.is_set():
                 raise XbfuzzError("the campaign ended before this was tried")
-            worker = self._where.start(name)
+            worker = self._where.start(name, **how)
             self._workers = [one for one in self._workers if one.dead is None]
             self._workers.append(worker)
             return worker
 
     def _work(self) -> None:
         while not self._stop.is_set():
+            if self._later and self._todo.empty():
+                self._tell(self._reduced(self._later.pop(0), None))
+                continue
             staged = self._todo.get()
             if staged is None:
                 return
-            confirmed = self._confirm(staged)
-            if not self._stop.is_set():  # once stopped, its processes did not die of the finding
-                self._done.put(confirmed)
+            self._confirm(staged)
 
-    def _confirm(self, staged: Path) -> Confirmed:
+    def _tell(self, confirmed: Confirmed) -> None:
+        if not self._stop.is_set():  # once stopped, its processes did not die of the finding
+            self._done.put(confirmed)
+
+    def _confirm(self, staged: Path) -> None:
+        bench: Bench | None = None
         try:
-            return self._replayed(staged)
+            crash = load_crash(staged)
+            where = Where(self._where.cache, self._start)
+            bench = fresh_bench(seed_of(crash), crash.reference, crash.target, where)
+            confirmed = self._replayed(staged, crash, bench, where)
         except XbfuzzError as error:
-            return Confirmed(staged.name, staged, detail=str(error))
+            confirmed = Confirmed(staged.name, staged, detail=str(error))
         except Exception:  # recorded with the finding: a confirmation that failed is not one that did not reproduce
-            return Confirmed(staged.name, staged, detail=traceback.format_exc(limit=5))
+            confirmed = Confirmed(staged.name, staged, detail=traceback.format_exc(limit=5))
+        try:
+            self._tell(confirmed)
+            if confirmed.final:
+                return
+            if not self._todo.empty():
+                self._later.append(confirmed)
+                return
+            self._tell(self._reduced(confirmed, bench))
+        finally:
+            if bench is not None:
+                close_bench(bench)
 
-    def _replayed(self, staged: Path) -> Confirmed:
-        crash = load_crash(staged)
-        found = replay(crash, Where(self._where.cache, self._start), keep_weights=True)
+    def _replayed(self, staged: Path, crash: Crash, bench: Bench, where: Where) -> Confirmed:
+        found = replay(crash, where, keep_weights=True, bench=bench)
         if found.state is not CrashState.REPRODUCES or found.examined is None or self._stop.is_set():
             reason = f"{found.state}: {found.detail}" if found.detail else str(found.state)
             return Confirmed(crash.id, staged, detail=f"in fresh processes: {reason}")
@@ -109,4 +143,21 @@ class Confirmer:
             onnx=onnx.read_bytes() if onnx.exists() else None,
             private=self._private,
         )
-        return Confirmed(crash.id, home, stored=True, label=str(diagnosis.label))
+        return Confirmed(crash.id, home, stored=True, label=str(diagnosis.label), final=self._reduce_s <= 0)
+
+    def _reduced(self, confirmed: Confirmed, bench: Bench | None) -> Confirmed:
+        """Reduce a crash that is stored. Whatever goes wrong, it stays stored as it is."""
+        label = confirmed.label
+        try:
+            where = Where(self._where.cache, self._start)
+            crash = load_crash(confirmed.folder)
+            found = reduce_crash(crash, where, budget_s=self._reduce_s, notes=self._crashes, bench=bench)
+            if found.outcome is Outcome.REDUCED and not self._stop.is_set():
+                write_crash(self._crashes, found.crash, private=self._private)
+                label = str(found.crash.label)
+            detail = found.sentence
+        except XbfuzzError as error:
+            detail = f"not reduced: {error}"
+        except Exception:  # recorded with the finding, which stays as it was
+            detail = f"not reduced: {traceback.format_exc(limit=5)}"
+        return replace(confirmed, label=label, detail=detail, final=True)

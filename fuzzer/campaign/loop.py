@@ -97,7 +97,9 @@ class Campaign:
                 self._restore()
             journal.write("start", rng_seed=self.options.rng_seed, seeds=self._seed_hashes())
             self._pool = Pool(self.lanes, self.options.max_workers or most_workers())
-            self._confirmer = Confirmer(self.options.crashes, self._where, private=self.options.private)
+            self._confirmer = Confirmer(
+                self.options.crashes, self._where, private=self.options.private, reduce_s=self.options.reduce_s
+            )
             self._intake = Intake(self.options, journal, self.ledger, self._confirmer, self._clock)
             try:
                 self._intake.again()

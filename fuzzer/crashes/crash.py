@@ -35,7 +35,7 @@ class Crash:
     `recipe` is None where no recipe makes the inputs (they came from elsewhere, or were reduced value by value).
     `original` are the inputs as found, where they are kept. `activations` is tier 2's JSON, empty where it was not
     run. `weights` and `files` say what the folder holds and are filled in by `write_crash`. `folder` is where the
-    crash was read from.
+    crash was read from. `expect` is read by `fuzzer.crashes.expect`. `status` and `link` are what its keepers decided.
     """
 
     signature: Signature
@@ -63,6 +63,8 @@ class Crash:
     weights: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
+    status: str = "open"
+    link: str = ""
 
     @property
     def id(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.expect import Expectation
 from fuzzer.crashes.severity import SEVERITIES
 from fuzzer.crashes.signature import CLASS_OF_KIND, Signature
 from fuzzer.diagnose import Label
@@ -26,6 +27,8 @@ from fuzzer.verify.activations import MOST_POINTS
 from fuzzer.verify.verdict import Blame, Kind, Outcome
 
 FORMAT = 1
+#: What the keepers of a crash folder decided about a crash.
+Status = Literal["open", "reported", "accepted", "wontfix"]
 #: The files of a crash that are read back, beside `crash.yaml` itself.
 DATA_FILES = ("inputs.safetensors", "original.safetensors", "weights.safetensors", "model.onnx")
 #: The file that holds the source of a builder, for a reader and for `repro.py`. Never imported from here.
@@ -92,7 +95,9 @@ class _Record(_Part):
     blame: str
     stage: Text | None
     mitigations: list[dict[str, Any]]
-    expect: Literal["diverges", "agrees"]
+    expect: Text | dict[str, Text]
+    status: Status = "open"
+    link: Annotated[str, Field(pattern=r"^(https?://\S+)?$", max_length=2000)] = ""
     evidence: list[Text]
     tiers: dict[str, Text]
     reference: Text
@@ -122,7 +127,9 @@ def to_yaml(crash: Crash, home: Path) -> str:
         "blame": crash.blame,
         "stage": crash.stage,
         "mitigations": [dict(item) for item in crash.mitigations],
-        "expect": crash.expect,
+        "expect": Expectation.parse(crash.expect).to_plain(),
+        **({"status": crash.status} if crash.status != "open" else {}),
+        **({"link": crash.link} if crash.link else {}),
         "evidence": list(crash.evidence),
         "tiers": dict(crash.tiers),
         "reference": crash.reference,
@@ -183,7 +190,9 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         environment=record.environment,
         found=record.found,
         tiers=record.tiers,
-        expect=record.expect,
+        expect=str(Expectation.parse(record.expect)),
+        status=record.status,
+        link=record.link,
         stage=record.stage,
         mitigations=tuple(record.mitigations),
         sizes=record.sizes,

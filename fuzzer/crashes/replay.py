@@ -6,25 +6,29 @@ A campaign confirms a finding by exactly this, before the crash is stored: there
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
 
+from fuzzer.backends.interpreter import environment_there
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.registry import availability, parse
 from fuzzer.backends.session import Answer, Session, State, Where
+from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash, seed_of
 from fuzzer.crashes.environment import PACKAGES, environment
+from fuzzer.crashes.expect import DIVERGES, Expectation
 from fuzzer.crashes.signature import Signature, signature_of
 from fuzzer.diagnose import Diagnosis, provisional
 from fuzzer.errors import SpecError
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
 from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, Examined, examine
-from fuzzer.verify.verdict import Outcome
+from fuzzer.verify.verdict import Kind, Outcome
 
 #: How often a crash is tried before it is called fixed, or flaky at a rate.
 ATTEMPTS = 3
@@ -42,7 +46,10 @@ class CrashState(StrEnum):
 
 @dataclass
 class Replayed:
-    """The outcome of a replay. `differs` says how this machine is not the one recorded; that is no failure."""
+    """The outcome of a replay. `differs` says how this machine is not the one recorded; that is no failure.
+
+    `expect` is what the crash says, `expected` what that means with the `versions` that ran: `diverges` or `agrees`.
+    """
 
     id: str
     state: CrashState
@@ -51,6 +58,9 @@ class Replayed:
     attempts: int = 0
     reproduced: int = 0
     differs: list[str] = field(default_factory=list)
+    expected: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
     examined: Examined | None = None
     weights: dict[str, Tensor] | None = None
 
@@ -59,30 +69,76 @@ class Replayed:
         """Whether the crash did what it is expected to do. What cannot run here is neither: it did not fail."""
         if self.state is CrashState.UNAVAILABLE:
             return True
-        if self.expect == "diverges":
+        if (self.expected or self.expect) == DIVERGES:
             return self.state is CrashState.REPRODUCES
         return self.state is CrashState.FIXED
+
+    @property
+    def rate(self) -> float | None:
+        """The share of the attempts that showed the crash as it was stored; None where none was made."""
+        return self.reproduced / self.attempts if self.attempts else None
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words, without the crash's name."""
+        meaning = f" (here: {self.expected})" if self.expected not in ("", self.expect) else ""
+        return f"{self.state}, expected {self.expect}{meaning}" + (f": {self.detail}" if self.detail else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "state": str(self.state),
             "expect": self.expect,
+            "expected": self.expected or self.expect,
             "ok": self.ok,
             "detail": self.detail,
             "attempts": self.attempts,
             "reproduced": self.reproduced,
+            "rate": self.rate,
             "differs": list(self.differs),
+            "versions": dict(self.versions),
+            "seconds": round(self.seconds, 3),
         }
 
 
-def replay(crash: Crash, where: Where, *, keep_weights: bool = False) -> Replayed:
+def replay(
+    crash: Crash,
+    where: Where,
+    *,
+    keep_weights: bool = False,
+    attempts: int = ATTEMPTS,
+    bench: Bench | None = None,
+) -> Replayed:
     """Run a crash's input on its two backends in fresh processes, and judge the answers as a campaign does.
 
     The first attempt decides what is seen; the others tell flaky from reproduces and from fixed. `keep_weights`: ask
-    the reference for its state dict (a campaign stores it).
+    the reference for its state dict (a campaign stores it). `bench`: sessions that nothing ran in yet; they stay open.
     """
-    result = Replayed(crash.id, CrashState.UNAVAILABLE, crash.expect, differs=_differences(crash.environment))
+    started = time.monotonic()
+    result = _replay(crash, where, keep_weights, attempts, bench)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def replay_all(
+    crashes: Sequence[Crash], where: Where, *, jobs: int = 1, attempts: int = ATTEMPTS
+) -> Iterator[Replayed]:
+    """The crashes' outcomes in their order, `jobs` of them replayed at a time, each in processes of its own."""
+    with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="replays") as pool:
+        futures = [pool.submit(replay, crash, where, attempts=attempts) for crash in crashes]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:  # whoever stops listening, or interrupts, waits for what runs and not for what is queued
+            for future in futures:
+                future.cancel()
+
+
+def _replay(crash: Crash, where: Where, keep_weights: bool, attempts: int, bench: Bench | None) -> Replayed:
+    here = environment_of(crash.target)
+    result = Replayed(crash.id, CrashState.UNAVAILABLE, crash.expect, differs=_differences(crash.environment, here))
+    result.versions = _packages(here)
+    result.expected = Expectation.parse(crash.expect).under(result.versions, crash.target)
     for spec in (crash.reference, crash.target):
         try:
             reason = availability(parse(spec))
@@ -91,10 +147,11 @@ def replay(crash: Crash, where: Where, *, keep_weights: bool = False) -> Replaye
         if reason is not None:
             result.detail = f"{spec}: {reason}"
             return result
-    seed = seed_of(crash)
-    bench = fresh_bench(seed, crash.reference, crash.target, where)
+    if bench is not None:
+        return _attempt(crash, bench, result, keep_weights, attempts)
+    bench = fresh_bench(seed_of(crash), crash.reference, crash.target, where)
     try:
-        return _attempt(crash, bench, result, keep_weights)
+        return _attempt(crash, bench, result, keep_weights, attempts)
     finally:
         close_bench(bench)
 
@@ -112,6 +169,17 @@ def fresh_bench(seed: Seed, reference: str, target: str, where: Where) -> Bench:
     )
 
 
+def prepare_bench(bench: Bench) -> Session | None:
+    """Start what is not ready of the two sides, together, and wait; gives the one that refuses the model, if any."""
+    sessions = (bench.reference, bench.target)
+    for session in sessions:
+        if session.state is not State.READY:
+            session.prepare_begin()
+    while any(session.prepare_poll() is State.PREPARING for session in sessions):
+        time.sleep(0.02)
+    return next((session for session in sessions if session.state is State.REFUSED), None)
+
+
 def close_bench(bench: Bench) -> None:
     """End all processes of the bench."""
     for session in (bench.reference, bench.target, bench.oracle):
@@ -119,33 +187,45 @@ def close_bench(bench: Bench) -> None:
             session.close()
 
 
-def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool) -> Replayed:
-    sessions = (bench.reference, bench.target)
+def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool, attempts: int) -> Replayed:
     seen: list[Signature | None] = []
-    for attempt in range(ATTEMPTS):
-        for session in sessions:
-            if session.state is not State.READY:
-                session.prepare_begin()
-        while any(session.prepare_poll() is State.PREPARING for session in sessions):
-            time.sleep(0.02)
-        refused = next((s for s in sessions if s.state is State.REFUSED), None)
+    silent: list[str] = []
+    for attempt in range(attempts):
+        refused = prepare_bench(bench)
         if refused is not None:
             result.detail = f"{refused.backend}: {refused.reason}"
             return result
         if attempt == 0 and keep_weights:
             result.weights = bench.reference.weights()
-        examined = _examine(crash, bench)
+        examined = examine_crash(crash, bench)
         if attempt == 0 or examined.verdict.outcome is Outcome.MISMATCH:
             result.examined = examined
-        seen.append(_signature(crash, examined))
-        if seen[0] is None and seen.count(None) < len(seen):
-            break
+        seen.append(signature_seen(crash, examined))
+        if _nothing_compared(crash, examined):
+            silent.append("; ".join(examined.verdict.notes))
     result.attempts, result.reproduced = len(seen), seen.count(crash.signature)
+    if silent and not result.reproduced:  # two sides that could not be compared do not agree
+        result.detail = f"nothing was compared: {silent[0]}"
+        return result
     result.state, result.detail = _state(crash, seen, result)
     return result
 
 
-def _examine(crash: Crash, bench: Bench) -> Examined:
+def _nothing_compared(crash: Crash, examined: Examined) -> bool:
+    """Whether an attempt says nothing. Where one side alone raised, that both do now is an answer."""
+    verdict = examined.verdict
+    both_raise = examined.reference.failure is not None and examined.target.failure is not None
+    fixed = crash.kind == Kind.EXCEPTION and both_raise and not _internal(examined)
+    return verdict.outcome is Outcome.NOT_COMPARED and not fixed
+
+
+def _internal(examined: Examined) -> bool:
+    sides = (examined.reference.failure, examined.target.failure)
+    return any(failure is not None and failure.kind != "exception" for failure in sides)
+
+
+def examine_crash(crash: Crash, bench: Bench) -> Examined:
+    """The verdict on a crash's input, judged in full, on sessions that are ready or died while they prepared."""
     answers: list[Answer | None] = []
     for session in (bench.reference, bench.target):
         if session.state is State.DEAD:
@@ -169,7 +249,8 @@ def diagnosed(crash: Crash, examined: Examined, *, reproduced: bool = False) -> 
     return provisional(examined.verdict, *sides, truth, crash.inputs, crash.target, reproduced=reproduced)
 
 
-def _signature(crash: Crash, examined: Examined) -> Signature | None:
+def signature_seen(crash: Crash, examined: Examined) -> Signature | None:
+    """What the two sides show on the crash's input; None where they do not differ."""
     if examined.verdict.outcome is not Outcome.MISMATCH:
         return None
     label = diagnosed(crash, examined).label
@@ -190,9 +271,18 @@ def _state(crash: Crash, seen: list[Signature | None], result: Replayed) -> tupl
     return CrashState.FIXED, "; ".join(notes)
 
 
-def _differences(recorded: Mapping[str, Any]) -> list[str]:
+def environment_of(target: str) -> dict[str, Any]:
+    """The versions and the machine on which `target` runs: this process's, or those of the interpreter it names."""
+    python = BackendSpec.parse(target).python
+    return environment_there(python) if python else environment()
+
+
+def _packages(here: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(here[name]) for name in ("python", *PACKAGES) if name in here}
+
+
+def _differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """How this machine and its packages differ from those recorded, in words."""
-    here = environment()
     found = []
     for name in ("python", *PACKAGES, "cpu", "os"):
         before, now = recorded.get(name), here.get(name)

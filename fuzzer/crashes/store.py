@@ -224,6 +224,13 @@ def kept_weights(crash: Crash) -> dict[str, Tensor] | None:
     return _tensors(crash.folder, "weights.safetensors", _read(crash.folder, "weights.safetensors"))
 
 
+def read_script(crash: Crash) -> str:
+    """The text of `repro.py` in the folder of a crash that was loaded. Raises CrashFolderError."""
+    if crash.folder is None:
+        raise CrashFolderError(f"{crash.id} was not read from a folder")
+    return _read(crash.folder, "repro.py", _MAX_YAML).decode(errors="replace")
+
+
 def _read(folder: Path, name: str, most: int = MAX_FILE) -> bytes:
     path = folder / name
     try:

@@ -7,6 +7,7 @@ import importlib.machinery
 import sys
 from pathlib import Path
 
+from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash, seed_of
 
 
@@ -16,8 +17,13 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
     The project's own is a function or class defined in a file under the folder `project`, outside installed packages
     and outside crash folders: a crash that was copied in from elsewhere must not bring its code along. A name that the
     file only imports does not count, because the seed chooses the arguments too (`model:os.system`). Torchvision models
-    and ONNX files run no code of the crash's. Nothing is imported to find out.
+    and ONNX files run no code of the crash's. An interpreter that a crash names is a program that it chooses. Nothing
+    is imported to find out.
     """
+    for text in (crash.reference, crash.target):
+        python = BackendSpec.parse(text).python
+        if python:
+            return f"it runs the program {python}"
     seed = seed_of(crash)
     spec = seed.model
     if spec.source != "builder" or spec.builder is None:

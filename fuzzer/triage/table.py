@@ -10,15 +10,19 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
-from fuzzer.crashes.severity import SEVERITIES
+from fuzzer.triage.groups import operator_of, order
+from fuzzer.triage.known import KnownIssue, KnownIssues
 
 #: Repeated values are counted in inputs of up to this many elements.
 _COUNTED = 10**6
-HEADINGS = ("id", "severity", "label", "blame", "target", "leaf", "kind", "tiers", "size")
+HEADINGS = ("id", "severity", "label", "blame", "target", "leaf", "kind", "tiers", "size", "status")
 
 
 class Row(NamedTuple):
-    """One crash in the table, as text. `size`: elements of the inputs, as found → reduced."""
+    """One crash in the table, as text. `size`: elements of the inputs, as found → reduced.
+
+    `status`: what was decided, with its link; for an open crash the known issue that it repeats.
+    """
 
     id: str
     severity: str
@@ -29,15 +33,26 @@ class Row(NamedTuple):
     kind: str
     tiers: str
     size: str
+    status: str
 
 
-def rows(crashes: Iterable[Crash]) -> list[Row]:
+def rows(crashes: Iterable[Crash], known: KnownIssues | None = None) -> list[Row]:
     """One row a crash, gravest first, then by label and id."""
-    ordered = sorted(crashes, key=lambda c: (SEVERITIES.index(c.severity), str(c.label), c.id))
-    return [
-        Row(c.id, c.severity, str(c.label), c.blame, c.target, c.leaf, c.kind, _tiers(c.tiers), _size(c.sizes))
-        for c in ordered
-    ]
+    issues = known or KnownIssues()
+    return [_row(crash, issues.match(crash)) for crash in order(crashes)]
+
+
+def _row(c: Crash, issue: KnownIssue | None) -> Row:
+    tiers, size = _tiers(c.tiers), _size(c.sizes)
+    status = status_of(c, issue)
+    return Row(c.id, c.severity, str(c.label), c.blame, c.target, c.leaf, c.kind, tiers, size, status)
+
+
+def status_of(crash: Crash, issue: KnownIssue | None) -> str:
+    """What was decided about a crash, and where to read of it; else the known issue that it repeats; else `open`."""
+    if crash.status == "open" and not crash.link and issue is not None:
+        return f"known: {issue.sentence}"
+    return f"{crash.status} {crash.link}".strip()
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -49,8 +64,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def to_json(crash: Crash) -> dict[str, Any]:
-    """What `triage --json` prints of one crash."""
+def to_json(crash: Crash, issue: KnownIssue | None = None) -> dict[str, Any]:
+    """What `triage --json` prints of one crash. `issue`: the known one that it repeats."""
     return {
         "id": crash.id,
         "label": str(crash.label),
@@ -67,18 +82,23 @@ def to_json(crash: Crash) -> dict[str, Any]:
         "kind": crash.kind,
         "tiers": dict(crash.tiers),
         "expect": crash.expect,
+        "operator": operator_of(crash),
+        "status": crash.status,
+        "link": crash.link or None,
+        "known": None if issue is None else {"url": issue.url or None, "note": issue.note or None},
         "folder": None if crash.folder is None else str(crash.folder),
     }
 
 
-def show(crash: Crash) -> str:
-    """Everything about one crash, in lines for a terminal."""
+def show(crash: Crash, issue: KnownIssue | None = None) -> str:
+    """Everything about one crash, in lines for a terminal. `issue`: the known one that it repeats."""
     target, seed = BackendSpec.parse(crash.target), crash.signature.seed
     head = f"{seed}: {target} and {crash.reference} differ at {crash.leaf} ({crash.kind}), {crash.label}"
     parts = [
         head,
         crash.label.sentence,
         "",
+        *_section("status", [status_of(crash, issue)]),
         *_section("evidence", crash.evidence),
         *_section("blame", [blame_sentence(crash)]),
         *_section("worst element", _worst(crash.difference)),

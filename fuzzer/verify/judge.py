@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fuzzer.trees import Leaf, Leaves
 from fuzzer.verify.compare import Comparison
-from fuzzer.verify.noise import OracleAnswer, draws_of, growth, is_float, noise_floor, real
+from fuzzer.verify.noise import MOST_ROWS, OracleAnswer, draws_of, growth, is_float, noise_floor, real
 from fuzzer.verify.ulp import FORMATS, ulp
 from fuzzer.verify.verdict import Blame, Difference, Kind
 
@@ -37,6 +37,8 @@ _DECISION_ULP = 1000.0
 #: elements at which the target must take one. With 33 runs spread evenly, chance alone reaches 0.4 %.
 _ALTERNATIVE_ULP = 1000.0
 _ALTERNATIVE_SHARE = 0.1
+#: Share of many unequal integers that must flip in some run.
+_FLIPPING_SHARE = 0.75
 #: Share of a leaf's largest value within which a finite answer counts as right where the other side has none.
 _ROUGHLY = 0.01
 
@@ -149,7 +151,7 @@ class _Case:
             r, t = (real(side, path) for side in (self.reference, self.target))
             assert r is not None
             assert t is not None
-            if bool((jumped & ((t - r).abs() <= 2 * flips))[over].all()):
+            if bool((jumped & ((t - r).abs() <= 2 * flips))[over].all()) or self._rows_move(path, over, floor, wide):
                 return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
         if bool(torch.isnan(d_t).all()):
             blame = Blame.UNKNOWN
@@ -222,6 +224,30 @@ class _Case:
                 found |= (t - side).abs() <= near
         return float(found[large].to(torch.float64).mean()) >= _ALTERNATIVE_SHARE
 
+    def _rows_move(self, path: str, over: Tensor, floor: Tensor, wide: OracleAnswer | None) -> bool:
+        """Whether rows only stand at other places, or others were kept, as it happens in the runs too.
+
+        Each of the target's rows that differs is a row of some run; and in some run the rows at these places change
+        as well, or their number does.
+        """
+        r, t, p = (real(side, path) for side in (self.reference, self.target, self.oracle.plain))
+        if r is None or t is None or p is None or wide is None or t.dim() == 0 or len(t) > MOST_ROWS:
+            return False
+        rows = over.reshape(len(over), -1).any(1)
+        near = self.threshold * floor.reshape(len(floor), -1).amax(1)[rows] + _ALTERNATIVE_ULP * _ulp_of_largest(r)
+        runs = [x for run in (*self.oracle.draws, *wide.draws) if (x := real(run, path)) is not None]
+        alike = [x for x in runs if x.shape[1:] == t.shape[1:]]
+        here = torch.zeros(int(rows.sum()), dtype=torch.bool)
+        moves = torch.zeros_like(here)
+        for x in (p, *alike):
+            apart = torch.cdist(_flat_rows(t[rows]), _flat_rows(x), p=torch.inf)
+            here |= (apart <= near[:, None]).any(1)
+            if x.shape != p.shape:
+                moves |= True
+            elif len(x) == len(rows):
+                moves |= _flat_rows(x[rows] - p[rows]).abs().amax(1) > near
+        return bool((here & moves).all())
+
     def _coarser_grid(self, path: str, r: Tensor, t: Tensor, mask: Tensor) -> bool:
         """Whether the reference and all perturbed runs answer on the grid of a 16-bit dtype and the target does not.
 
@@ -269,7 +295,7 @@ class _Case:
             return replace(difference, blame=self._blame_by_equality(path))
         unequal = r != t
         wide = self.decisions()
-        tie = wide is not None and _all_flip(path, unequal, wide)
+        tie = wide is not None and _flips(path, unequal, t, wide)
         truth = None if self.oracle.truth is None else _whole(self.oracle.truth.get(path))
         if truth is None or truth.shape != r.shape:
             return replace(difference, near_tie=tie, blame=Blame.NEITHER if tie else Blame.UNKNOWN)
@@ -313,8 +339,11 @@ def _blame(target_wrong: bool, reference_wrong: bool) -> Blame:
     return Blame.REFERENCE if reference_wrong else Blame.UNKNOWN
 
 
-def _all_flip(path: str, unequal: Tensor, oracle: OracleAnswer) -> bool:
-    """Whether each element of the mask is decided otherwise in some perturbed run."""
+def _flips(path: str, unequal: Tensor, target: Tensor, oracle: OracleAnswer) -> bool:
+    """Whether the elements of the mask are decided otherwise in some perturbed run, and may take the target's values.
+
+    Each of a few; three in four of many, because what flips in one run of ten may well not flip in 24.
+    """
     plain = _whole(oracle.plain.get(path))
     if plain is None or plain.shape != unequal.shape:
         return False
@@ -322,7 +351,14 @@ def _all_flip(path: str, unequal: Tensor, oracle: OracleAnswer) -> bool:
     for draw in oracle.draws:
         leaf = _whole(draw.get(path))
         flipped |= (leaf != plain) if leaf is not None and leaf.shape == plain.shape else True
-    return bool(flipped[unequal].all())
+    share = float(flipped[unequal].to(torch.float64).mean())
+    return share == 1.0 or (share >= _FLIPPING_SHARE and _all_seen(path, target[unequal & ~flipped], oracle))
+
+
+def _all_seen(path: str, values: Tensor, oracle: OracleAnswer) -> bool:
+    """Whether each value stands somewhere in the leaf in some run: rows that change places."""
+    runs = [leaf for run in (oracle.plain, *oracle.draws) if (leaf := _whole(run.get(path))) is not None]
+    return bool(torch.isin(values, torch.cat([run.reshape(-1) for run in runs])).all()) if runs else False
 
 
 def _whole(leaf: Leaf) -> Tensor | None:
@@ -351,6 +387,16 @@ def _same_class(a: Tensor, b: Tensor) -> Tensor:
         return torch.zeros_like(b, dtype=torch.bool)
     both_finite = torch.isfinite(a) & torch.isfinite(b)
     return both_finite | (torch.isnan(a) & torch.isnan(b)) | (a == b)
+
+
+def _flat_rows(value: Tensor) -> Tensor:
+    return value.reshape(len(value), -1).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _ulp_of_largest(value: Tensor) -> float:
+    """One float32 step of the largest finite element."""
+    finite = value[torch.isfinite(value)].abs()
+    return float(finite.max()) * torch.finfo(torch.float32).eps if finite.numel() else 0.0
 
 
 def _each_on_grid(values: Tensor, narrow: torch.dtype) -> Tensor:

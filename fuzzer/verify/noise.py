@@ -15,6 +15,9 @@ from torch import Tensor
 from fuzzer.trees import ROOT, Leaf, Leaves
 from fuzzer.verify.compare import as_real
 
+#: Leaves with more rows than this are not matched row by row.
+MOST_ROWS = 1024
+
 
 @dataclass(frozen=True)
 class OracleAnswer:
@@ -75,6 +78,34 @@ def draws_of(path: str, oracle: OracleAnswer) -> list[Tensor]:
     p = real(oracle.plain, path)
     found = (real(draw, path) for draw in oracle.draws)
     return [x for x in found if x is not None and p is not None and x.shape == p.shape]
+
+
+def aligned_draws(path: str, oracle: OracleAnswer) -> list[Tensor]:
+    """The leaf in each run; where a run has another number of rows, its rows are those of the plain answer's places."""
+    p = real(oracle.plain, path)
+    found = (real(draw, path) for draw in oracle.draws)
+    if p is None:
+        return []
+    return [x if x.shape == p.shape else aligned(p, x) for x in found if x is not None and _same_rows(p, x)]
+
+
+def _same_rows(p: Tensor, x: Tensor) -> bool:
+    """Whether two leaves have one shape, or differ in the number of rows alone and are small enough to match."""
+    if x.shape == p.shape:
+        return True
+    few = 0 < p.shape[0] <= MOST_ROWS and 0 < x.shape[0] <= MOST_ROWS if p.dim() and x.dim() else False
+    return few and x.shape[1:] == p.shape[1:]
+
+
+def aligned(p: Tensor, x: Tensor) -> Tensor:
+    """The rows of `x` at the places of those of `p` that they are nearest to, both ways; NaN where there is none."""
+    flat_p, flat_x = (side.reshape(side.shape[0], -1).nan_to_num(0.0, 0.0, 0.0) for side in (p, x))
+    apart = torch.cdist(flat_p, flat_x, p=torch.inf)
+    nearest, back = apart.argmin(1), apart.argmin(0)
+    mutual = back[nearest] == torch.arange(p.shape[0])
+    found = torch.full_like(p, torch.nan)
+    found[mutual] = x[nearest[mutual]]
+    return found
 
 
 def spread(path: str, oracle: OracleAnswer, runs: int) -> Tensor | None:

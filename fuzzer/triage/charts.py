@@ -1,0 +1,151 @@
+"""The report's charts as SVG text that takes its colours from the page: light and dark need no second drawing."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fuzzer.crashes.crash import Crash
+from fuzzer.verify.judge import THRESHOLD
+
+if TYPE_CHECKING:  # matplotlib takes a second to import
+    from matplotlib.axes import Axes
+
+#: Colours that matplotlib draws with, and what the page has in their place.
+_INK, _SERIES, _QUIET = "#010203", "#040506", "#070809"
+_PAGE = {_INK: "var(--ink)", _SERIES: "var(--series)", _QUIET: "var(--quiet)"}
+#: A curve with more values than this is cut: its end is in the crash's own folder.
+_POINTS = 400
+_CURVES = 12
+_WIDE, _HIGH = 6.0, 2.6
+#: Drift that is infinite is drawn at this many floors.
+_MOST = 1e12
+
+
+def drift_of(crash: Crash) -> float | None:
+    """The larger distance of the two sides from float64 at the worst element, in noise floors; None if not measured."""
+    found = [number(crash.difference.get(key)) for key in ("drift_reference", "drift_target")]
+    measured = [value for value in found if value is not None]
+    return max(measured, default=None)
+
+
+def number(value: Any) -> float | None:
+    """A number as a crash file has it: infinities are text there. None for NaN and for anything else."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(found) else found
+
+
+def drift_histogram(crashes: Iterable[Crash]) -> str:
+    """How far from float64 the crashes' worst elements lie: crashes by noise floors in powers of ten. "" if unknown."""
+    drifts = [drift for crash in crashes if (drift := drift_of(crash)) is not None]
+    if not drifts:
+        return ""
+    powers = [math.log10(min(max(drift, 0.1), _MOST)) for drift in drifts]
+    edges = np.arange(math.floor(min(powers)), math.floor(max(powers)) + 2)
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes.hist(powers, bins=edges.tolist(), color=_SERIES, rwidth=0.9)
+        axes.axvline(math.log10(THRESHOLD), color=_INK, linestyle="--", linewidth=1)
+        axes.set_xticks(edges.tolist(), [_power(int(edge)) for edge in edges])
+        axes.set_xlabel(f"distance from float64 in noise floors (dashed: the judge's {THRESHOLD:g})")
+        axes.set_ylabel("crashes")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return _svg(draw, "Distance of the worst element from float64, by crash")
+
+
+def tolerance_sweep(crashes: Iterable[Crash]) -> str:
+    """How many crashes the study's criterion would see at each absolute tolerance. "" where no crash has statistics."""
+    tables = [[stats.get("norm_ok", {}) for stats in crash.verdict.get("stats", [])] for crash in crashes]
+    known = [table for table in tables if any(table)]
+    levels = sorted({level for table in known for ok in table for level in ok}, key=float)
+    if not levels:
+        return ""
+    seen = [sum(any(ok.get(level) is False for ok in table) for table in known) for level in levels]
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        bars = axes.bar(levels, seen, color=_SERIES, width=0.6)
+        axes.bar_label(bars, color=_INK, fontsize=9)
+        axes.set_xlabel("absolute tolerance")
+        axes.set_ylabel("crashes seen")
+        axes.set_ylim(0, max(*seen, 1) * 1.2)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return _svg(draw, "Crashes that a fixed tolerance would see")
+
+
+def growth_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """How the gap between the sides grows through the model, a line for each named list of points. "" without any."""
+    lines = {name: _gaps(points) for name, points in list(curves.items())[:_CURVES]}
+    lines = {name: gaps for name, gaps in lines.items() if len(gaps) > 1}
+    if not lines:
+        return ""
+
+    def draw(axes: Axes) -> None:
+        for gaps in lines.values():
+            axes.plot(range(len(gaps)), gaps, color=_SERIES, linewidth=1.5, alpha=0.8)
+        axes.axhline(THRESHOLD, color=_INK, linestyle="--", linewidth=1)
+        axes.set_yscale("log")
+        axes.set_xlabel("values in the order in which they are computed")
+        axes.set_ylabel("gap in noise floors")
+
+    return _svg(draw, "Growth of the gap through the layers")
+
+
+def _gaps(points: Sequence[Mapping[str, Any]]) -> list[float]:
+    found = [number(point.get("gap")) for point in points[:_POINTS]]
+    return [min(max(gap, 1e-2), _MOST) for gap in found if gap is not None]
+
+
+def _power(exponent: int) -> str:
+    return f"1e{exponent}" if abs(exponent) > 3 else f"{10.0**exponent:g}"
+
+
+def _svg(draw: Callable[[Axes], None], title: str) -> str:
+    """One set of axes as an `svg` element: no prolog, no ids that two charts on a page would share, text as text."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    style: Any = {  # its type lists every setting that there is
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "axes.edgecolor": _QUIET,
+        "axes.labelcolor": _INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "text.color": _INK,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(_WIDE, _HIGH), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        draw(axes)
+        stream = io.StringIO()
+        about = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # the same crashes give the same text
+        FigureCanvasSVG(figure).print_svg(stream, metadata=about)  # type: ignore[no-untyped-call]
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r' id="[a-zA-Z]+_\d+"', "", text)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"', r"<svg \1\2", text, count=1)
+    for drawn, page in _PAGE.items():
+        text = text.replace(drawn, page)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
