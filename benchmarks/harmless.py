@@ -51,7 +51,7 @@ def itself(model: Model) -> Run:
 def other_strides(model: Model) -> Run:
     """Channels last, and matrices stored by columns."""
     assert model.module is not None
-    module = model.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = model.module.to(memory_format=torch.channels_last)
     for parameter in module.parameters():
         if parameter.dim() == 2:
             parameter.data = parameter.data.t().contiguous().t()
@@ -103,7 +103,7 @@ def in_float64(model: Model) -> Run:
     return run
 
 
-class _Float64InRange(Float64):
+class _Float64InRange(Float64):  # type: ignore[no-untyped-call]
     """Each result that float32 has as 0 or an infinity becomes that."""
 
     def __torch_dispatch__(
@@ -149,7 +149,7 @@ def other_kernels(model: Model) -> Run:
 
     def run(sample: Sample) -> Any:
         with ExitStack() as stack:
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # type: ignore[no-untyped-call]
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             return call(model, sample)
 

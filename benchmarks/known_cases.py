@@ -77,7 +77,8 @@ class Embedding(nn.Module):
         self.table.weight.data = torch.arange(10.0).view(5, 2) * 10
 
     def forward(self, index: Tensor) -> Tensor:
-        return self.table(index)
+        found: Tensor = self.table(index)
+        return found
 
 
 class Lstm(nn.Module):
@@ -87,7 +88,8 @@ class Lstm(nn.Module):
         self.lstm = nn.LSTM(4, 3, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]
+        found: Tensor = self.lstm(x)[0]
+        return found
 
 
 def uniform(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 1) -> Tensor:
@@ -146,7 +148,7 @@ def _add(
     **more: Any,
 ) -> None:
     is_module = isinstance(function, type) and issubclass(function, nn.Module)
-    module: Callable[[], nn.Module] = function if is_module else lambda: Function(function)  # type: ignore[assignment]
+    module: Callable[[], nn.Module] = function if is_module else lambda: Function(function)
     CASES.append(Case(name, kind, module, _tuple(inputs), _tuple(ordinary), targets, label, right, **more))
 
 
@@ -215,7 +217,8 @@ def _floor_divided(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _suppressed(b: Tensor, s: Tensor) -> Tensor:
-    return ops.nms(b, s, 0.5)
+    kept: Tensor = ops.nms(b, s, 0.5)
+    return kept
 
 
 # A row takes as few lines as it needs.

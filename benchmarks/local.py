@@ -151,7 +151,7 @@ def verdict_on(
     sides.append(Local(of, spec, other, example))
     if sides[1].state is not State.READY:
         raise Unsupported(sides[1].reason, stage="prepare")
-    return between(of, *sides, Local(of, ORACLE, module, example), inputs)
+    return between(of, sides[0], sides[1], Local(of, ORACLE, module, example), inputs)
 
 
 def between(of: Seed, reference: Local, target: Local, oracle: Local | None, inputs: Sequence[Tensor]) -> Examined:

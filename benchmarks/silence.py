@@ -6,7 +6,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from fuzzer.seeds import Seed
 from fuzzer.verify.examine import Bench, examine
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import informative_leaves
-from fuzzer.verify.verdict import Kind, Outcome, Verdict, sentence_of
+from fuzzer.verify.verdict import Blame, Kind, Outcome, Verdict, sentence_of
 
 #: As in a campaign: one execution in so many is judged whatever the screen says.
 JUDGE_ONE_IN = 50
+#: A heavy seed waits while it has had more than this share of the time.
+HEAVY_SHARE = 0.1
 #: Reported in full, of each seed; the rest is counted.
 MOST_SHOWN = 20
 
@@ -64,12 +66,17 @@ class Tally:
     near_ties_shown: list[Loud] = field(default_factory=list)
     false_reports: list[Loud] = field(default_factory=list)
     kernel_faults: list[Loud] = field(default_factory=list)
+    kernel_faults_by_kind: Counter[str] = field(default_factory=Counter)
     reference_failed: int = 0
     forward_s: float = 0.0
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        plain: dict[str, Any] = dict(vars(self))
+        for key, value in plain.items():
+            if isinstance(value, Counter):  # `asdict` cannot copy one
+                plain[key] = dict(value)
+        return asdict(replace(self, **plain))
 
 
 class Silence:
@@ -90,6 +97,7 @@ class Silence:
             run = control.build(Model(seed, copy.deepcopy(model.module)))
             if run is not None:
                 self.controls.append(Computed(control.name, run))
+        self.wide = next(control for control in self.controls if control.backend == "float64")
         plain = [self.reference.run(base_sample(seed, draw), rng_seed=draw).leaves or {} for draw in range(4)]
         self.vacuity = informative_leaves(plain, seed.tolerance)
         self.screen = FloorScreen()
@@ -125,18 +133,27 @@ class Silence:
         for control in self.controls:
             verdict = self._verdict(control, sample, reference, rng_seed)
             kinds = _faults(verdict)
-            fault = bool(kinds) and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed)
+            fault = bool(kinds) and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed, verdict.blame)
             self._count(verdict, control.backend, recipe, rng_seed, fault=fault)
         self.tally.seconds += self._clock() - started
 
-    def _faults_of_the_yardstick(self, control: Computed, sample: dict[str, Tensor], rng_seed: int) -> set[Kind]:
+    def _faults_of_the_yardstick(
+        self, control: Computed, sample: dict[str, Tensor], rng_seed: int, blame: Blame
+    ) -> set[Kind]:
         """What differs still where each operator rounds once.
 
-        What no longer does was rightly reported: a kernel of the reference lost more than rounding does, by
-        overflowing inside or by adding up many equal terms one after the other.
+        What no longer does was rightly reported: a kernel lost more than rounding does, by overflowing inside or by
+        adding up many equal terms one after the other. Both sides may have done so: where both are blamed, and for
+        NaN and infinities, the yardstick stands beside float64 instead.
         """
         exact = self.yardstick.run(sample, rng_seed=rng_seed)
-        return set(Kind) if exact.leaves is None else _faults(self._verdict(control, sample, exact, rng_seed))
+        if exact.leaves is None:
+            return set(Kind)
+        left = _faults(self._verdict(control, sample, exact, rng_seed))
+        if not left:
+            return left
+        beside = _faults(self._verdict(self.wide, sample, exact, rng_seed))
+        return beside if blame is Blame.BOTH else left - ({Kind.NONFINITE} - beside)
 
     def _verdict(self, control: Computed, sample: dict[str, Tensor], reference: Answer, rng_seed: int) -> Verdict:
         side = self.reference if reference is self._answer else self.yardstick
@@ -168,6 +185,8 @@ class Silence:
                 tally.near_ties_shown.append(loud)
         else:
             (tally.kernel_faults if fault else tally.false_reports).append(loud)
+            if fault:
+                tally.kernel_faults_by_kind.update(str(kind) for kind in _faults(verdict))
 
 
 def _faults(verdict: Verdict) -> set[Kind]:
@@ -189,13 +208,16 @@ def run_all(
 ) -> list[Tally]:
     """Deal inputs to the seeds in turn until `executions` are spent or `budget_s` seconds are over.
 
-    A seed whose reference takes longer than `heavy_s` gets `heavy` executions at most.
+    A seed whose reference takes longer than `heavy_s` gets `heavy` executions at most, and little of the time.
     """
     started = clock()
     lanes = [Silence(seed, cache, rng_seed, clock) for seed in seeds]
     turn = 0
     while clock() - started < budget_s:
-        open_ = [x for x in lanes if x.tally.forward_s < heavy_s or x.tally.executions < heavy]
+        share = HEAVY_SHARE * (clock() - started)
+        open_ = [
+            x for x in lanes if x.tally.forward_s < heavy_s or (x.tally.executions < heavy and x.tally.seconds <= share)
+        ]
         if not open_ or sum(x.tally.executions for x in lanes) >= executions:
             break
         for lane in open_:

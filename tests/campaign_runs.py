@@ -12,10 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from crash_samples import builder_seed, pool_crash
+from torch import Tensor
+
+from fuzzer.crashes.crash import Crash
 
 TARGET = "eager:cpu?threads=2"
 ROOT = Path(__file__).parent.parent
@@ -94,6 +99,14 @@ def seed_folder(
             f"backends: {json.dumps(list(targets))}\n{extra}"
         )
     return folder
+
+
+def trick_crash(folder: Path, name: str, x: Tensor, mode: str = "drops-nan", source: str = TRICK) -> Crash:
+    """A crash of the trick, as a campaign stores it; the builder's file is put into `folder`."""
+    model = {"source": "builder", "path": ".", "builder": "trick:Trick", "args": {"mode": mode}}
+    inputs = {"x": {"kind": "floats", "shape": [2, 4]}}
+    seed = builder_seed(folder, source, "trick:Trick", name=name, model=model, inputs=inputs)
+    return replace(pool_crash(seed, TARGET), inputs={"x": x}, original=None, recipe=None)
 
 
 def command(*args: str | Path) -> list[str]:

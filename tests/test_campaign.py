@@ -118,12 +118,16 @@ def test_what_is_stored_reproduced_and_was_shrunk(first: Ran) -> None:
     assert finding["standing"] == "stored"
     crash = load_crash(first.out / "crashes" / finding["id"])
     assert (crash.target, crash.blame) == (TARGET, "target")
-    assert crash.recipe is not None
     as_found = next(e for e in first.journal if e["event"] == "finding" and e["id"] == finding["id"])
-    before = Recipe.from_json(as_found["recipe"])
-    assert len(crash.recipe.steps) == 1 <= len(before.steps), "one mutation puts a NaN in; no other is needed"
+    before, shrunk = Recipe.from_json(as_found["recipe"]), Recipe.from_json(crash.found["recipe"])
+    assert len(shrunk.steps) == 1 <= len(before.steps), "one mutation puts a NaN in; no other is needed"
+    assert (crash.recipe, crash.found["reduction"]["finished"]) == (None, True)
+    assert crash.sizes == {"original": 8, "reduced": 8, "filled": 1}, "the NaN alone is left, among zeros"
+    assert int(crash.inputs["x"].isnan().sum()) == 1
     assert crash.original is not None
-    assert any(t["event"] == "confirmed" and t["id"] == finding["id"] for t in first.journal)
+    told = [t for t in first.journal if t["event"] == "confirmed" and t["id"] == finding["id"]]
+    assert [t["standing"] for t in told] == ["stored", "stored"], "once as found, once reduced"
+    assert finding["detail"].startswith("reduced: 8 elements")
     assert sorted(p.name for p in (first.out / "crashes").iterdir() if p.is_dir()) == sorted(
         f["id"] for f in first.said["findings"]
     )

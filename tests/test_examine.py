@@ -139,7 +139,7 @@ def test_the_screen_is_stricter_than_the_judge(places: int, index: int) -> None:
     reference = table.reference.run(named([X]), rng_seed=RNG_SEED)
     assert reference.leaves is not None
     wrong = reference.leaves["$"].clone()  # type: ignore[union-attr]
-    wrong[index] += places * 2.0**-22
+    wrong[index] += places * 2.0**-21
     screened = table.examine_answers(reference, Answer({"$": wrong}), screen=screen).verdict
     judged = table.examine_answers(reference, Answer({"$": wrong}), screen=screen, always_judge=True).verdict
     assert judged.judged

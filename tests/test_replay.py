@@ -7,26 +7,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 import torch
-from campaign_runs import TARGET, TRICK, xbfuzz
-from crash_samples import builder_seed, pool_crash
+from campaign_runs import trick_crash, xbfuzz
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash
-from fuzzer.crashes.replay import CrashState, Replayed
-from fuzzer.crashes.store import write_crash
+from fuzzer.crashes.github import annotation
+from fuzzer.crashes.junit import junit
+from fuzzer.crashes.replay import CrashState, Replayed, replay
+from fuzzer.crashes.store import load_crash, write_crash
 
 NAN = torch.tensor([[float("nan"), 0, 0, 0], [1, 2, 3, 4]])
 PLAIN = torch.tensor([[0.5, 0, 0, 0], [1, 2, 3, 4]])
 
 
 def crash(folder: Path, name: str) -> Crash:
-    """A crash of the trick that drops NaN, as a campaign stores it."""
-    model = {"source": "builder", "path": ".", "builder": "trick:Trick", "args": {"mode": "drops-nan"}}
-    inputs = {"x": {"kind": "floats", "shape": [2, 4]}}
-    seed = builder_seed(folder, TRICK, "trick:Trick", name=name, model=model, inputs=inputs)
-    return replace(pool_crash(seed, TARGET), inputs={"x": NAN}, original=None, recipe=None)
+    return trick_crash(folder, name, NAN)
 
 
 CASES: dict[str, Callable[[Crash], Crash]] = {
@@ -118,3 +119,81 @@ def test_crashes_that_do_what_they_should_exit_0_in_words_too(tmp_path: Path, ca
 def test_only_what_is_expected_is_ok(state: CrashState, expect: str) -> None:
     wanted = {"diverges": CrashState.REPRODUCES, "agrees": CrashState.FIXED}[expect]
     assert Replayed("id", state, expect).ok is (state in (wanted, CrashState.UNAVAILABLE))
+
+
+def test_the_rate_of_a_flaky_crash_is_told(said: Said) -> None:
+    assert said.crashes["flaky"]["rate"] == pytest.approx(1 / 3)
+    assert said.crashes["elsewhere"]["rate"] is None
+
+
+@pytest.mark.slow
+def test_a_fixed_crash_becomes_a_guard_and_what_else_runs_beside_it_stays(tmp_path: Path, cache: Path) -> None:
+    for name in ("fixed", "reproduces"):
+        write_crash(tmp_path / "crashes", CASES[name](crash(tmp_path / "code" / name, name)))
+    before = {path.name: (path / "crash.yaml").read_bytes() for path in (tmp_path / "crashes").glob("*-*")}
+    report = tmp_path / "report.xml"
+    options = ("--jobs", "2", "--attempts", "1", "--junit", report, "--cache", cache)
+    done = xbfuzz("replay", "--update", *options, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    (fixed,) = (name for name in before if name.startswith("fixed"))
+    (other,) = (name for name in before if name.startswith("reproduces"))
+    assert lines[f"ok   {fixed}"] == "fixed, expected agrees; crash.yaml updated"
+    assert load_crash(tmp_path / "crashes" / fixed).expect == "agrees"
+    assert (tmp_path / "crashes" / other / "crash.yaml").read_bytes() == before[other]
+    suite = ElementTree.parse(report).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "0")
+
+
+def result(state: CrashState, **fields: Any) -> Replayed:
+    return Replayed("seed-eager-cpu-1", state, "diverges", **fields)
+
+
+@given(st.text())
+def test_junit_is_xml_whatever_a_crash_says(text: str) -> None:
+    results = [
+        result(CrashState.REPRODUCES),
+        result(CrashState.CHANGED, detail=text),
+        result(CrashState.UNAVAILABLE, detail=text, differs=[text]),
+    ]
+    suite = ElementTree.fromstring(junit(results, {"seed-eager-cpu-1": "seed"}).encode())[0]
+    assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["3", "1", "1"]
+    assert [case.get("classname") for case in suite] == ["seed"] * 3
+    assert [len(case.findall("failure")) for case in suite] == [0, 1, 0]
+    assert [len(case.findall("skipped")) for case in suite] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("state", "differs", "level"),
+    [
+        (CrashState.REPRODUCES, [], None),
+        (CrashState.REPRODUCES, ["torch: 1 → 2"], "notice"),
+        (CrashState.FLAKY, [], "error"),
+        (CrashState.UNAVAILABLE, [], "warning"),
+    ],
+)
+def test_github_shows_what_needs_a_look_at_its_file(
+    tmp_path: Path, state: CrashState, differs: list[str], level: str | None
+) -> None:
+    home = write_crash(tmp_path / "crashes", crash(tmp_path / "code", "seed"))
+    line = annotation(load_crash(home), result(state, detail="50 %, so\nso", differs=differs), tmp_path.resolve())
+    if level is None:
+        assert line is None
+        return
+    assert line is not None
+    assert "\n" not in line
+    assert line.startswith(f"::{level} file=crashes/{home.name}/crash.yaml,title={home.name}%3A numeric/nonfinite?::")
+    assert "50 %25, so%0Aso" in line
+
+
+def test_two_sides_that_could_not_be_compared_are_not_called_fixed(tmp_path: Path, where: Where) -> None:
+    found = crash(tmp_path / "code", "raises")
+    write_raising = (
+        (tmp_path / "code" / "trick.py")
+        .read_text()
+        .replace("        y = self.linear(x)\n", "        raise ValueError('never')\n")
+    )
+    (tmp_path / "code" / "trick.py").write_text(write_raising)
+    both = replay(found, where, attempts=1)
+    assert both.state is CrashState.UNAVAILABLE
+    assert both.detail == "nothing was compared: both sides raise: ValueError and ValueError"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,7 +146,8 @@ def test_a_process_that_dies_does_not_take_the_script_with_it(tmp_path: Path) ->
 
 def test_a_source_that_cannot_stand_in_the_script_is_read_from_its_own_file(tmp_path: Path) -> None:
     clashing = (
-        POOL + "\n\ndef leaves(x):\n    raise RuntimeError\n\n\nif __name__ == '__main__':\n    raise SystemExit(9)\n"
+        POOL
+        + "\n\ndef different(x):\n    raise RuntimeError\n\n\nif __name__ == '__main__':\n    raise SystemExit(9)\n"
     )
     seed = builder_seed(tmp_path / "seeds", clashing)
     home = write_crash(tmp_path / "crashes", pool_crash(seed, "eager:cpu?layout=channels_last"))
@@ -198,6 +200,76 @@ def test_a_script_needs_nothing_of_this_project_and_says_what_it_is(tmp_path: Pa
         assert word in head
 
 
+def own_lines(text: str) -> list[str]:
+    """What a maintainer reads beside the docstring and the model's source."""
+    return [line for line in text.split('"""', 2)[2].splitlines() if line.strip() and line not in POOL.splitlines()]
+
+
+@pytest.mark.parametrize("target", ["onnxruntime:cpu", "inductor:cpu", "eager:cpu?threads=2"])
+def test_the_script_of_a_reduced_crash_is_short_and_has_no_annotations(tmp_path: Path, target: str) -> None:
+    export = {"export": {"exporter": "dynamo", "dynamic": False}}
+    crash = replace(pool_crash(builder_seed(tmp_path), target), found=export)
+    text = render_repro(crash, POOL)
+    assert len(own_lines(text)) < 60
+    assert not [line for line in own_lines(text) if re.search(r"->|: (Any|str|int|dict)\b", line)]
+
+
+def test_a_script_that_knows_how_the_model_was_exported_shows_the_same(tmp_path: Path) -> None:
+    seed = builder_seed(
+        tmp_path / "seeds",
+        inputs={"x": {"kind": "floats", "shape": [1, 1, "h", "w"]}},
+        dims={name: {"size": 6, "min": 2} for name in "hw"},
+    )
+    nan = {"x": torch.tensor([[[[float("nan"), 0.0], [0.0, 0.0]]]])}
+    crash = replace(pool_crash(seed), inputs=nan, found={"export": {"exporter": "dynamo", "dynamic": True}})
+    done = run(write_crash(tmp_path / "crashes", crash) / "repro.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "[0, 0, 0, 0]: reference nan, target 0.0, float64 nan" in done.stdout
+    assert "onnxruntime 1" in done.stdout
+
+
+COUNTS = """import torch
+
+
+class Counts(torch.nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.mode == "changes":
+            self.calls += 1
+        return x * 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "status"),
+    [(Kind.MUTATION, "changes", 1), (Kind.MUTATION, "keeps", 0), (Kind.NONDETERMINISM, "changes", 0)],
+)
+def test_state_that_leaks_has_a_script_of_its_own(tmp_path: Path, kind: Kind, mode: str, status: int) -> None:
+    model = {"source": "builder", "path": ".", "builder": "counts:Counts", "args": {"mode": mode}}
+    inputs = {"x": {"kind": "floats", "shape": [2]}}
+    seed = builder_seed(tmp_path / "seeds", COUNTS, "counts:Counts", model=model, inputs=inputs)
+    crash = made(seed, kind, {"x": torch.tensor([1.0, float("nan")])}, "eager:cpu?threads=1")
+    done = run(write_crash(tmp_path / "crashes", crash) / "repro.py")
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("target", ["inductor:cpu", "onnxruntime:cpu", "eager:cuda?tf32=true", "mine:cpu"])
+def test_every_kind_has_a_script_whose_names_are_all_there(tmp_path: Path, kind: Kind, target: str) -> None:
+    path = ".out[0]" if kind not in (Kind.EXCEPTION, Kind.CRASH, Kind.HANG, Kind.MEMORY) else "$"
+    large = {"x": torch.zeros(1, 1, 9, 9)}
+    seed = builder_seed(tmp_path, inputs={"x": {"kind": "floats", "shape": [1, 1, "n", "n"]}}, dims={"n": {"size": 9}})
+    for sample in (large, {"x": torch.zeros(1, 1, 2, 2)}):
+        (tmp_path / "repro.py").write_text(render_repro(made(seed, kind, sample, target, path=path), POOL))
+        ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F823,E9", "--no-cache"]
+        done = subprocess.run([*ruff, str(tmp_path / "repro.py")], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
 def test_a_name_or_message_from_elsewhere_cannot_break_out_of_the_docstring(tmp_path: Path) -> None:
     crash = pool_crash(builder_seed(tmp_path / "seeds", about='"""\nimport os; os.abort()\n\\"""'))
     hostile = replace(crash, evidence=('""" + 1', 'ends in a quote"', "\\"))
@@ -213,3 +285,22 @@ def test_half_of_what_was_seen_still_counts_as_the_difference(tmp_path: Path) ->
     own = builder_seed(tmp_path / "seeds", tolerance={"atol": 1e-3, "rtol": 1e-2})
     crash = made(own, Kind.VALUE, {"x": torch.ones(1, 1, 4, 4)}, "aot_eager:cpu", stats=[LeafStats("$", 4, 4, 0.5)])
     assert "ABSOLUTE = 0.001\nRELATIVE = 0.01\n" in render_repro(crash, POOL)
+
+
+NESTED = """import torch
+
+
+class Nested(torch.nn.Module):
+    def forward(self, x):
+        return {"a": x * 2, "b": (x + 1, 3, None)}
+"""
+
+
+def test_a_known_export_of_a_nested_output_keeps_its_leaves_in_their_places(tmp_path: Path) -> None:
+    seed = builder_seed(tmp_path / "seeds", NESTED, "nested:Nested", inputs={"x": {"kind": "floats", "shape": [2]}})
+    sample = {"x": torch.tensor([1.0, 2.0])}
+    crash = made(seed, Kind.VALUE, sample, "onnxruntime:cpu", path=".b[0]")
+    crash = replace(crash, found={"export": {"exporter": "dynamo", "dynamic": False}})
+    done = run(write_crash(tmp_path / "crashes", crash) / "repro.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "target at .b[0]: torch.float32 [2]" in done.stdout

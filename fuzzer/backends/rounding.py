@@ -171,11 +171,12 @@ def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Activation functions and distances as compositions of elementary operators: a single operator would hide what
+    """Activation functions, attention and distances as compositions of elementary operators: a single operator would hide what
     cancels inside."""
     from torch._decomp import get_decompositions
 
     wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]
+    wanted.append(aten._scaled_dot_product_flash_attention_for_cpu)  # the scores round before their exponentials
     found: dict[Any, Callable[..., Any]] = get_decompositions(wanted)
     usable = {op: found[op] for op in found if "backward" not in str(op) and not op._schema.is_mutable}
     return usable | {aten._euclidean_dist.default: _euclidean}

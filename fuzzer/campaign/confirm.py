@@ -20,6 +20,7 @@ from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash, seed_of
 from fuzzer.crashes.reduction import Outcome, reduce_crash
 from fuzzer.crashes.replay import CrashState, close_bench, diagnosed, fresh_bench, replay
+from fuzzer.crashes.sides import export_found
 from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.errors import XbfuzzError
 from fuzzer.verify.examine import Bench
@@ -136,9 +137,10 @@ class Confirmer:
             return Confirmed(crash.id, staged, detail=f"in fresh processes: {reason}")
         onnx = staged / "model.onnx"
         diagnosis = diagnosed(crash, found.examined, reproduced=True)
+        exported = export_found(bench.target.evidence)
         home = write_crash(
             self._crashes,
-            replace(crash, label=diagnosis.label, folder=None, files={}),
+            replace(crash, label=diagnosis.label, found={**crash.found, **exported}, folder=None, files={}),
             weights=found.weights,
             onnx=onnx.read_bytes() if onnx.exists() else None,
             private=self._private,

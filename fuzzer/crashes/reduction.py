@@ -24,6 +24,7 @@ from fuzzer.crashes.probe import Fault, Probe, Slip, fault_of
 from fuzzer.crashes.record import check_inputs
 from fuzzer.crashes.replay import CrashState, Replayed, close_bench, diagnosed, environment_of, fresh_bench, replay
 from fuzzer.crashes.severity import severity
+from fuzzer.crashes.sides import export_found
 from fuzzer.errors import CrashFolderError
 from fuzzer.reduce import Search, Size, passes, size_of, space_of
 from fuzzer.verify.examine import Bench
@@ -139,6 +140,7 @@ class _Found:
     seconds: float
     finished: bool
     slips: Mapping[Fault, Slip]
+    export: Mapping[str, Any]
 
     @property
     def facts(self) -> tuple[int, float, bool]:
@@ -161,8 +163,11 @@ def _searched(
     notebook = Notebook(notes, crash, {name: here.get(name) for name in PACKAGES}) if notes is not None else None
     smaller: deque[Mapping[str, Tensor]] = deque(maxlen=32)
 
+    space = space_of(bench.seed)
+    disordered = space.disordered(crash.inputs)
+
     def asked(sample: Mapping[str, Tensor]) -> bool:
-        fails = probe(sample)
+        fails = space.disordered(sample) <= disordered and probe(sample)
         watch(search.tests, search.size)
         return fails
 
@@ -183,10 +188,18 @@ def _searched(
     before = notebook.best() if notebook is not None else None
     if before is not None and _fits(crash, before):
         search.resume(before)
-    finished = search.run(passes(space_of(bench.seed), list(crash.inputs)))
+    finished = search.run(passes(space, list(crash.inputs)))
     if notebook is not None and finished:
         notebook.remove()
-    return _Found(list(smaller), probe.wanted, search.tests, clock() - began, finished, probe.slips)
+    return _Found(
+        list(smaller),
+        probe.wanted,
+        search.tests,
+        clock() - began,
+        finished,
+        probe.slips,
+        export_found(bench.target.evidence),
+    )
 
 
 def _fits(crash: Crash, sample: Mapping[str, Tensor]) -> bool:
@@ -234,5 +247,5 @@ def _described(crash: Crash, smaller: Crash, replayed: Replayed, found: _Found, 
         tiers={**crash.tiers, "activations": "not-run", "task": verdict.tiers()["task"]},
         environment=environment_of(crash.target),
         sizes={**crash.sizes, "reduced": size.elements, "filled": size.filled},
-        found={**crash.found, **recipe, "reduction": about},
+        found={**crash.found, **recipe, **found.export, "reduction": about},
     )

@@ -1,24 +1,23 @@
 """`repro.py`: a script that stands alone. It needs torch (with torchvision or ONNX Runtime where the crash does).
 
-A maintainer reads it from top to bottom: what differs, the model, the inputs, the two sides; below that the functions
-that run and compare, copied from `fuzzer.crashes.standalone`.
+A maintainer reads it from top to bottom: what differs, the model, the inputs, the two sides, how they are compared. It
+has what its own kind of crash needs, copied from `fuzzer.crashes.standalone`, and nothing else.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from fuzzer.backends.spec import BackendSpec
-from fuzzer.crashes import standalone
+from fuzzer.crashes.copied import helpers, imports, names, uses
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.literals import literal
 from fuzzer.crashes.model_source import model_source
+from fuzzer.crashes.sides import Sides, arguments, leaf_function
+from fuzzer.crashes.standalone import DTYPES
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_from_json
@@ -30,52 +29,27 @@ MAX_INLINE = 64
 #: Seconds that a child process may take to import and compile, beside the seed's deadline.
 _PREPARING = 120.0
 
-_COMPILERS = {"dynamo": "eager", "aot_eager": "aot_eager", "inductor": "inductor"}
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "layout": "ORT_ENABLE_LAYOUT",
-    "all": "ORT_ENABLE_ALL",
-}
 _NO_ANSWER = (Kind.EXCEPTION, Kind.CRASH, Kind.HANG, Kind.MEMORY)
-_IMPORTS = (
-    "collections.abc",
-    "copy",
-    "dataclasses",
-    "importlib.util",
-    "io",
-    "json",
-    "os",
-    "subprocess",
-    "sys",
-)
-_SOURCE_LOADER = '''def load_source(path):
-    """The module in a Python file."""
-    spec = importlib.util.spec_from_file_location("model_of_this_crash", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["model_of_this_crash"] = module
-    spec.loader.exec_module(module)
-    return module
-'''
-_ALWAYS: tuple[Callable[..., Any] | type, ...] = (
-    standalone.CannotRun,
-    standalone.Answer,
-    standalone.leaves,
-    standalone.attempt,
-    standalone.same,
-    standalone.mismatches,
-    standalone.differs,
-    standalone.shown,
-    standalone.table,
-    standalone.ended,
-    standalone.versions,
-    standalone.use,
-)
-#: Names that a builder's source may not have where it stands in the script.
-_TAKEN = frozenset(name for name in vars(standalone) if not name.startswith("__")) | {
-    *("HERE", "build", "call", "inputs", "example", "reference", "target", "truth", "load_source", "os"),
+#: How each kind of difference is looked for: the function that runs the sides, and the one that compares two leaves.
+_MAIN = {
+    Kind.EXCEPTION: "main_raises",
+    Kind.CRASH: "main_ends",
+    Kind.HANG: "main_ends",
+    Kind.MEMORY: "main_ends",
+    Kind.NONDETERMINISM: "main_repeats",
+    Kind.MUTATION: "main_changes",
+    Kind.OBJECT: "main_plain",
+    Kind.ARITY: "main_plain",
 }
+_DIFFERENT = {
+    Kind.NONFINITE: "not_finite_alike",
+    Kind.INTEGER: "unequal",
+    Kind.SHAPE: "of_other_shape",
+    Kind.DTYPE: "of_other_dtype",
+    Kind.SIGNED_ZERO: "of_other_sign",
+}
+#: Names that a builder's source may not have where it stands in the script.
+_TAKEN = names() | {"HERE", "example", "ort", "os"}
 
 
 def render_repro(crash: Crash, source: str | None) -> str:
@@ -84,102 +58,69 @@ def render_repro(crash: Crash, source: str | None) -> str:
     Exits 1 while the difference is there, 0 when it is gone, 2 when this machine cannot run one of the sides.
     """
     seed = seed_from_json(dict(crash.seed), crash.base)
-    parts = _Parts(crash, seed)
+    kind = Kind(crash.kind)
+    example = _example(seed, crash)
+    sides = Sides(crash, seed, example)
     model = model_source(crash, seed, source, _TAKEN)
-    sides = [parts.side("reference", crash.reference), parts.side("target", crash.target)]
-    if seed.model.source != "onnx":
-        sides.append("def truth(module, sample):\n    return float64(module, call, sample)\n")
-    third = "" if seed.model.source == "onnx" else ', "float64": truth'
-    body = [
+    main = _MAIN.get(kind, "main")
+    judged = main == "main" and bool(crash.verdict.get("judged", True)) and seed.model.source != "onnx"
+    parts = [
         *([model.code] if model.code else []),
-        _function("build()", "The model, in eval mode.", model.build),
-        _function("call(sample)", "The arguments of `forward`.", [f"return {_arguments(seed)}"]),
-        parts.inputs(),
-        *sides,
-        "# What follows runs and compares; it is the same in every such script.",
+        _function("build()", model.build),
+        _function("inputs()", _inputs(seed, crash)),
+        *(
+            [_function("example()", _drawn(example), "Ordinary inputs, for which the target is prepared.")]
+            if example
+            else []
+        ),
+        *(
+            []
+            if seed.model.source == "onnx"
+            else [_function("call(module, sample)", [f"return module({arguments(seed)})"])]
+        ),
+        _function("reference(module, sample)", sides.lines(crash.reference), crash.reference),
+        _function("target(module, sample)", sides.lines(crash.target), crash.target),
+        *([_function("float64(module, sample)", _FLOAT64)] if judged else []),
+        *leaf_function(kind, crash.leaf),
     ]
-    text = "\n\n".join(part.strip("\n") + "\n" for part in body)
-    tail = f'sys.exit(main(build, inputs, {{"reference": reference, "target": target{third}}}))'
-    helpers = _helpers(text)
-    end = f'\n\nif __name__ == "__main__":\n    {tail}\n'
-    extra = "import torch\n" + ("import torchvision\n" if seed.model.source == "library" else "")
-    imports = "".join(f"import {name}\n" for name in _IMPORTS)
-    # Annotations in what is copied name what a script need not import; they stay text.
-    future = "\n".join(dict.fromkeys(["from __future__ import annotations", *model.future.splitlines()]))
-    head = (
-        f"{_docstring(crash, seed)}\n{future}\n\n{imports}from typing import Any\n\n{extra}\n{_constants(crash, seed)}"
-    )
-    return f"{head}\n\n{text}\n\n{helpers}{end}"
+    text = "\n\n".join(part.strip("\n") + "\n" for part in parts)
+    wanted = [main, _DIFFERENT.get(kind, "far_apart")] if main == "main" else [main]
+    copied = _renamed(helpers(text, wanted), kind, crash)
+    if not judged:
+        copied = copied.replace("(reference, target, float64)", "(reference, target)")
+    body = f'{text}\n\n{copied}\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+    body = re.sub(r"\n{4,}", "\n\n\n", body)
+    constants = _constants(crash, seed, sides, body)
+    head = [_docstring(crash, seed), model.future, imports(constants + body), constants]
+    return "\n".join(part.rstrip("\n") + "\n" for part in head if part) + "\n\n" + body
 
 
-class _Parts:
-    """The pieces of a script that depend on the inputs and on the backends."""
-
-    def __init__(self, crash: Crash, seed: Seed) -> None:
-        self.seed = seed
-        self.sample = crash.inputs
-        self.example = _example(seed, crash)
-        self.axes = {
-            name: axes
-            for name, spec in seed.inputs.items()
-            if (axes := [i for i, size in enumerate(spec.shape) if isinstance(size, str) and _varies(seed, size)])
-        }
-
-    def inputs(self) -> str:
-        """`inputs()`, and `example()` where the backend compiled for other shapes than those of the inputs."""
-        if sum(tensor.numel() for tensor in self.sample.values()) <= MAX_INLINE:
-            text = _sample_function("inputs", "The inputs on which the answers differ.", self.sample)
-        else:
-            read = [
-                'found = read_tensors(f"{HERE}/inputs.safetensors")',
-                f"return {{n: found[n] for n in {self._order}}}",
-            ]
-            text = _function("inputs()", "The inputs on which the answers differ.", read)
-        if self.example is None:
-            return text
-        return text + "\n\n" + _example_function(self.example)
-
-    @property
-    def _order(self) -> list[str]:
-        return list(self.seed.inputs)
-
-    def side(self, name: str, text: str) -> str:
-        spec = BackendSpec.parse(text)
-        lines = [f"return {self._expression(spec)}"]
-        options = spec.options
-        if "tf32" in options:
-            lines.insert(0, f"use({spec.device!r}, tf32={options['tf32'] == 'true'})")
-        elif spec.device != "cpu":
-            lines.insert(0, f"use({spec.device!r})")
-        if spec.runtime == "eager" and "threads" in options:
-            lines.insert(0, f"torch.set_num_threads({int(options['threads'])})")
-        return _function(f"{name}(module, sample)", text, lines)
-
-    def _expression(self, spec: BackendSpec) -> str:
-        first = "example()" if self.example is not None else "inputs()"
-        options = spec.options
-        if self.seed.model.source == "onnx" and spec.runtime == "onnxruntime":
-            level, threads = _LEVELS[options.get("opt", "all")], int(options.get("threads", "1"))
-            return f'onnx_session(f"{{HERE}}/model.onnx", {level!r}, {spec.device!r}, {threads}, sample)'
-        if spec.runtime == "eager":
-            last = ", channels_last=True" if options.get("layout") == "channels_last" else ""
-            return f"eager(module, call, sample, {spec.device!r}{last})"
-        if spec.runtime in _COMPILERS:
-            given = "".join(f", {key}={options[key] == 'true'}" for key in ("dynamic", "fullgraph") if key in options)
-            axes = {} if "dynamic" in options else self.axes
-            backend = _COMPILERS[spec.runtime]
-            return f"compiled(module, call, sample, {first}, {axes}, {backend!r}, {spec.device!r}{given})"
-        if spec.runtime == "onnxruntime":
-            exporter = options.get("exporter", "auto")
-            exporters = ["dynamo", "torchscript"] if exporter == "auto" else [exporter]
-            level, threads = _LEVELS[options.get("opt", "all")], int(options.get("threads", "1"))
-            more = f"{self.axes}, {exporters}, {level!r}, {spec.device!r}, {threads}"
-            return f"onnx_answer(module, call, sample, {first}, {more})"
-        return f"unknown({str(spec)!r})"
+_FLOAT64 = [
+    "wide = {n: t.double() if t.is_floating_point() else t for n, t in sample.items()}",
+    "return call(module.double(), wide)",
+]
 
 
-def _varies(seed: Seed, name: str) -> bool:
-    return seed.dims[name].min < seed.dims[name].most
+def _renamed(copied: str, kind: Kind, crash: Crash) -> str:
+    """The helpers under the names by which the script calls them; without `leaf` where the output is the leaf."""
+    main, different = _MAIN.get(kind, "main"), _DIFFERENT.get(kind, "far_apart")
+    copied = re.sub(rf"\bdef {different}\(", "def different(", copied)
+    copied = re.sub(rf"\bdef {main}\(", "def main(", copied)
+    if not leaf_function(kind, crash.leaf):
+        copied = copied.replace("leaf(run(side))", "run(side)").replace(
+            "leaf(run(reference)), leaf(run(target))", "run(reference), run(target)"
+        )
+    copied = copied.replace("RNG_SEED", repr(crash.rng_seed))
+    return copied
+
+
+def _inputs(seed: Seed, crash: Crash) -> list[str]:
+    if sum(tensor.numel() for tensor in crash.inputs.values()) <= MAX_INLINE:
+        return _written(crash.inputs)
+    return [
+        'found = read_tensors(f"{HERE}/inputs.safetensors")',
+        f"return {{n: found[n] for n in {list(seed.inputs)}}}",
+    ]
 
 
 def _example(seed: Seed, crash: Crash) -> dict[str, Tensor] | None:
@@ -192,31 +133,33 @@ def _example(seed: Seed, crash: Crash) -> dict[str, Tensor] | None:
     return None if same and crash.kind not in _NO_ANSWER else example
 
 
-def _sample_function(name: str, about: str, sample: Mapping[str, Tensor]) -> str:
-    lines = ['nan, inf = float("nan"), float("inf")'] if _special(sample) else []
-    lines += ["return {", *(f"    {key!r}: {_wrapped(literal(tensor))}," for key, tensor in sample.items()), "}"]
-    return _function(f"{name}()", about, lines)
+def _written(sample: Mapping[str, Tensor]) -> list[str]:
+    lines = _special(sample)
+    entries = [f"{key!r}: {literal(tensor)}" for key, tensor in sample.items()]
+    short = f"return {{{', '.join(entries)}}}"
+    if len(short) <= 110:
+        return [*lines, short]
+    return [*lines, "return {", *(f"    {_wrapped(entry)}," for entry in entries), "}"]
 
 
-def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 100, subsequent_indent=" " * 12, break_long_words=False))
+def _wrapped(text: str, indent: int = 12) -> str:
+    return "\n".join(textwrap.wrap(text, 100, subsequent_indent=" " * indent, break_long_words=False))
 
 
-def _special(sample: Mapping[str, Tensor]) -> bool:
-    return any(re.search(r"\b(nan|inf)\b", literal(tensor)) for tensor in sample.values())
+def _special(sample: Mapping[str, Tensor]) -> list[str]:
+    text = " ".join(literal(tensor) for tensor in sample.values())
+    return [f'{word} = float("{word}")' for word in ("nan", "inf") if re.search(rf"\b{word}\b", text)]
 
 
-def _example_function(example: Mapping[str, Tensor]) -> str:
-    about = "What the target is compiled for: ordinary inputs."
-    if sum(tensor.numel() for tensor in example.values()) <= MAX_INLINE:
-        return _sample_function("example", about, example)
+def _drawn(example: Mapping[str, Tensor]) -> list[str]:
+    if sum(tensor.numel() for tensor in example.values()) <= 8:
+        return _written(example)
     lines = ["generator = torch.Generator().manual_seed(0)", "return {"]
     for key, tensor in example.items():
         low, high = _ends(tensor)
-        shape = list(tensor.shape)
-        drawn = f"{low} + ({high} - {low}) * torch.rand({shape}, generator=generator, dtype=torch.float64)"
-        lines.append(f"    {key!r}: ({drawn}).to({tensor.dtype}),")
-    return _function("example()", about, [*lines, "}"])
+        drawn = f"({low:.4g} + {high - low:.4g} * torch.rand({list(tensor.shape)}, generator=generator))"
+        lines.append(f"    {key!r}: {drawn}.to({tensor.dtype}),")
+    return [*lines, "}"]
 
 
 def _ends(tensor: Tensor) -> tuple[float, float]:
@@ -227,73 +170,29 @@ def _ends(tensor: Tensor) -> tuple[float, float]:
     return float(wide.min()), float(wide.max())
 
 
-def _arguments(seed: Seed) -> str:
-    template = seed.arguments
-    if isinstance(template, Mapping) and set(template) == {"args", "kwargs"}:
-        return f"{_tuple(template['args'])}, {_filled(template['kwargs'])}"
-    return f"{_tuple(template)}, {{}}"
-
-
-def _tuple(items: Any) -> str:
-    return "(" + "".join(f"{_filled(item)}, " for item in items).rstrip() + ")"
-
-
-def _filled(template: Any) -> str:
-    if isinstance(template, str):
-        return f"sample[{template!r}]"
-    if isinstance(template, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_filled(item)}" for key, item in template.items()) + "}"
-    if isinstance(template, list | tuple):
-        return "[" + ", ".join(_filled(item) for item in template) + "]"
-    return repr(template)
-
-
-def _function(signature: str, about: str, lines: list[str]) -> str:
+def _function(signature: str, lines: list[str], about: str = "") -> str:
     body = "".join(f"    {line}\n" for line in lines)
-    return f'def {signature}:\n    """{_quotable(about)}"""\n{body}'
+    told = f'    """{_quotable(about)}"""\n' if about else ""
+    return f"def {signature}:\n{told}{body}"
 
 
-def _helpers(text: str) -> str:
-    """The functions that `text` uses, and those that these use, in the order of their module."""
-    extra = (
-        standalone.read_tensors,
-        standalone.eager,
-        standalone.compiled,
-        standalone.exported,
-        standalone.onnx_session,
-        standalone.onnx_answer,
-        standalone.float64,
-    )
-    needed = {item.__name__ for item in (*_ALWAYS, standalone.main)}
-    needed |= {item.__name__ for item in extra if f"{item.__name__}(" in text}
-    if "onnx_answer" in needed:
-        needed |= {"exported", "onnx_session"}
-    order = [item for item in vars(standalone).values() if getattr(item, "__module__", "") == standalone.__name__]
-    sources = [inspect.getsource(item) for item in order if item.__name__ in needed]
-    if "load_source(" in text:
-        sources.insert(0, _SOURCE_LOADER)
-    if "unknown(" in text:
-        sources.insert(0, 'def unknown(name):\n    raise CannotRun(f"{name} is a plug-in; run it yourself here")\n')
-    copied = "\n\n".join(source.strip("\n") + "\n" for source in sources)
-    return re.sub(r"  # (type: ignore|noqa).*", "", copied)
-
-
-def _constants(crash: Crash, seed: Seed) -> str:
+def _constants(crash: Crash, seed: Seed, sides: Sides, text: str) -> str:
+    """The names in capitals that `text` uses."""
     absolute, relative = _allowance(crash, seed)
     values = {
         "KIND": crash.kind,
         "LEAF": crash.leaf,
-        "REFERENCE": crash.reference,
-        "TARGET": crash.target,
         "ABSOLUTE": absolute,
         "RELATIVE": relative,
         "SECONDS": seed.deadline_s + min(seed.prepare_deadline_s, _PREPARING),
         "MEGABYTES": seed.memory_mb,
-        "RNG_SEED": crash.rng_seed,
-        "THREADS": 1,
+        "AXES": sides.axes,
+        "EXPORTERS": sides.exporters,
+        "DTYPES": DTYPES,
     }
-    lines = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    return f"HERE = os.path.dirname(os.path.abspath(__file__))\n{lines}"
+    lines = [_wrapped(f"{name} = {value!r}", 4) + "\n" for name, value in values.items() if uses(text, name)]
+    here = ["HERE = os.path.dirname(os.path.abspath(__file__))\n"] if "{HERE}" in text else []
+    return "".join([*here, *lines])
 
 
 def _allowance(crash: Crash, seed: Seed) -> tuple[float, float]:
@@ -324,9 +223,7 @@ def _docstring(crash: Crash, seed: Seed) -> str:
         f"What differs: {difference['message'] or crash.kind}",
         *(f"  {text}" for text in crash.evidence if text != difference["message"]),
         f"Seen with: {seen or 'unknown versions'}",
-        "",
-        "Run: python repro.py",
-        "Exits 1 while the difference is there, 0 when it is gone, 2 when it cannot run here.",
+        "Run: python repro.py. Exits 1 while the difference is there, 0 when it is gone, 2 when it cannot run here.",
     ]
     return '"""' + _quotable("\n".join(lines)) + '\n"""\n'
 

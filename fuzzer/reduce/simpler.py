@@ -36,6 +36,15 @@ def _power(share: float) -> Simpler:
     return simpler
 
 
+def _half_power(value: float, dtype: torch.dtype) -> float | None:
+    """Half of a power of two: what a share of its exponent steps over."""
+    return value / 2 if _moderate(value, dtype) and math.frexp(abs(float(value)))[0] == 0.5 else None
+
+
+def _positive(value: float, dtype: torch.dtype) -> float | None:
+    return -value if dtype != torch.bool and value < 0 else None
+
+
 def _next_power(value: float, dtype: torch.dtype) -> float | None:
     if not _moderate(value, dtype) or value == 0:
         return None
@@ -70,5 +79,7 @@ TARGETS: tuple[Simpler, ...] = (
     _whole,
     *(_power(share) for share in (0.5, 0.75, 0.875, 1.0)),
     _next_power,
+    _half_power,
     *(_rounded(bits) for bits in _MANTISSA_BITS),
+    _positive,
 )

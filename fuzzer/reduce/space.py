@@ -5,7 +5,10 @@ A reduced input is one that the seed allows, so that a maintainer is not sent an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from fuzzer.inputs.dtypes import DTYPES, whole_range
 from fuzzer.mutate.resize import sizes
@@ -32,10 +35,19 @@ class Values:
 
 @dataclass(frozen=True)
 class Space:
-    """The axes that can be shortened, and what values may stand in which input (any, where it is not named)."""
+    """The axes that can be shortened, and what values may stand in which input (any, where it is not named).
+
+    `boxes`: inputs that hold corners x1, y1, x2, y2 in their last dimension.
+    """
 
     axes: tuple[Axes, ...] = ()
     values: dict[str, Values] = field(default_factory=dict)
+    boxes: tuple[str, ...] = ()
+
+    def disordered(self, sample: Mapping[str, Tensor]) -> int:
+        """How many boxes have a corner on the wrong side of the other: another fault than most that boxes show."""
+        corners = [sample[name] for name in self.boxes]
+        return sum(int((box[..., :2] > box[..., 2:]).any(-1).sum()) for box in corners)
 
 
 def space_of(seed: Seed) -> Space:
@@ -46,7 +58,8 @@ def space_of(seed: Seed) -> Space:
         allowed = sizes(dim, seed.allow)
         if places and len(allowed) > 0:
             axes.append(Axes(name, tuple(places), allowed[0]))
-    return Space(tuple(axes), {name: _values(seed, spec) for name, spec in seed.inputs.items()})
+    values = {name: _values(seed, spec) for name, spec in seed.inputs.items()}
+    return Space(tuple(axes), values, tuple(name for name, spec in seed.inputs.items() if spec.kind == "boxes"))
 
 
 def _values(seed: Seed, spec: InputSpec) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -61,7 +62,7 @@ def drift_histogram(crashes: Iterable[Crash]) -> str:
         axes.set_ylabel("crashes")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return _svg(draw, "Distance of the worst element from float64, by crash")
+    return _svg(draw, "Distance of the worst element from float64, by crash", powers)
 
 
 def tolerance_sweep(crashes: Iterable[Crash]) -> str:
@@ -83,10 +84,12 @@ def tolerance_sweep(crashes: Iterable[Crash]) -> str:
         axes.set_ylim(0, max(*seen, 1) * 1.2)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return _svg(draw, "Crashes that a fixed tolerance would see")
+    return _svg(draw, "Crashes that a fixed tolerance would see", seen)
 
 
-def growth_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def growth_curves(
+    curves: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "Growth of the gap through the layers"
+) -> str:
     """How the gap between the sides grows through the model, a line for each named list of points. "" without any."""
     lines = {name: _gaps(points) for name, points in list(curves.items())[:_CURVES]}
     lines = {name: gaps for name, gaps in lines.items() if len(gaps) > 1}
@@ -101,7 +104,7 @@ def growth_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         axes.set_xlabel("values in the order in which they are computed")
         axes.set_ylabel("gap in noise floors")
 
-    return _svg(draw, "Growth of the gap through the layers")
+    return _svg(draw, title, lines)
 
 
 def _gaps(points: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -113,15 +116,18 @@ def _power(exponent: int) -> str:
     return f"1e{exponent}" if abs(exponent) > 3 else f"{10.0**exponent:g}"
 
 
-def _svg(draw: Callable[[Axes], None], title: str) -> str:
-    """One set of axes as an `svg` element: no prolog, no ids that two charts on a page would share, text as text."""
+def _svg(draw: Callable[[Axes], None], title: str, data: object) -> str:
+    """One set of axes as an `svg` element: no prolog, text as text, and ids that follow from title and data.
+
+    So two charts on a page share no id, and the same crashes give the same text.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     style: Any = {  # its type lists every setting that there is
         "svg.fonttype": "none",
-        "svg.hashsalt": title,
+        "svg.hashsalt": f"{title} {data!r}",
         "font.family": "sans-serif",
         "font.size": 10,
         "axes.edgecolor": _QUIET,
@@ -143,9 +149,9 @@ def _svg(draw: Callable[[Axes], None], title: str) -> str:
         FigureCanvasSVG(figure).print_svg(stream, metadata=about)  # type: ignore[no-untyped-call]
     text = stream.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r' id="[a-zA-Z]+_\d+"', "", text)
+    text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"|<svg ([^>]*?)height="[^"]*"', r"<svg \1\2", text, count=1)
     for drawn, page in _PAGE.items():
         text = text.replace(drawn, page)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)

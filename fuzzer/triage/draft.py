@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,9 @@ def draft(crash: Crash) -> Draft:
 
     Raises CrashFolderError where the folder's `repro.py` cannot be read.
     """
-    project, reason = project_of(crash)
     script = read_script(crash)
+    crash = replace(crash, reference=_backend(crash.reference), target=_backend(crash.target))
+    project, reason = project_of(crash)
     beside = tuple(name for name in _BESIDE if name in crash.files and name in script)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -95,7 +96,7 @@ def _project(runtime: str) -> Project:
 def _title(crash: Crash) -> str:
     wrong = crash.reference if crash.blame == "reference" else crash.target
     other = crash.target if crash.blame == "reference" else crash.reference
-    return _plain(f"{_backend(wrong)} differs from {_backend(other)}: {crash.label.sentence}")
+    return _plain(f"{wrong} differs from {other}: {crash.label.sentence}")
 
 
 def _backend(text: str) -> str:
@@ -106,16 +107,16 @@ def _backend(text: str) -> str:
 def _facts(crash: Crash) -> dict[str, Any]:
     difference = crash.difference
     sides = [
-        (_backend(crash.reference), difference["reference"], difference["drift_reference"]),
-        (_backend(crash.target), difference["target"], difference["drift_target"]),
+        (crash.reference, difference["reference"], difference["drift_reference"]),
+        (crash.target, difference["target"], difference["drift_target"]),
     ]
     environment = crash.environment
     return {
         "label": crash.label.name,
         "confirmed": crash.label.confirmed,
         "sentence": crash.label.sentence,
-        "reference": _backend(crash.reference),
-        "target": _backend(crash.target),
+        "reference": crash.reference,
+        "target": crash.target,
         "leaf": _plain(crash.leaf),
         "index": list(difference["index"]) if difference["index"] is not None else None,
         "message": _plain(str(difference["message"])),

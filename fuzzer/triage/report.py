@@ -90,6 +90,7 @@ def _facts(crash: Crash, issues: KnownIssues) -> dict[str, Any]:
         )
         if difference[key]
     ]
+    points = {crash.id: crash.activations.get("points", [])}
     return {
         "id": crash.id,
         "label": crash.label.name,
@@ -111,7 +112,7 @@ def _facts(crash: Crash, issues: KnownIssues) -> dict[str, Any]:
         "tiers": crash.tiers,
         "task": (crash.verdict.get("task") or {}).get("sentence", ""),
         "activations": crash.activations.get("sentence", ""),
-        "growth": Markup(growth_curves({crash.id: crash.activations.get("points", [])})),
+        "growth": Markup(growth_curves(points, f"Growth of the gap in {crash.id}")),
         "inputs": [summary(name, tensor) for name, tensor in crash.inputs.items()],
         "sizes": crash.sizes,
         "stage": crash.stage,

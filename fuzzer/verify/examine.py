@@ -94,7 +94,7 @@ def examine(
         learn=screen,
     )
     _state_differences(verdict, reference, target)
-    if verdict.differences or _large_gaps(verdict, reference.leaves):
+    if verdict.differences or large_gaps(verdict, reference.leaves):
         _repeat(bench, sample, reference.leaves, target.leaves, verdict, rng_seed)
     verdict.outcome = _outcome(verdict)
     return Examined(verdict, reference, target, oracle)
@@ -287,14 +287,14 @@ def _repeat(
         if any("content hash" in changed for changed in again.changed):
             message = f"{session.backend} has changed its parameters"
             verdict.differences.append(Difference("$", Kind.MUTATION, message, blame=blame))
-        unstable = _unstable(before, again.leaves, verdict)
-        if unstable is not None:
-            message = f"{session.backend} disagrees with itself at {unstable.path}: {unstable.message}"
-            verdict.differences = [Difference(unstable.path, Kind.NONDETERMINISM, message, blame=blame)]
+        wavers = unstable(before, again.leaves, verdict)
+        if wavers is not None:
+            message = f"{session.backend} disagrees with itself at {wavers.path}: {wavers.message}"
+            verdict.differences = [Difference(wavers.path, Kind.NONDETERMINISM, message, blame=blame)]
             return
 
 
-def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | None:
+def unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | None:
     """A difference of a side from itself that could explain what was seen: same leaf and kind, a tenth of the size.
 
     Where nothing stands the gaps were large and judged to be noise, which a module that wavers makes by itself.
@@ -303,7 +303,7 @@ def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | N
     sizes = {stats.path: stats.max_abs for stats in verdict.stats}
     own = {stats.path: stats.max_abs for stats in repeated.stats}
     seen = [(d.path, Kind.VALUE if d.kind is Kind.TASK else d.kind) for d in verdict.differences]
-    seen = seen or [(path, Kind.VALUE) for path in _large_gaps(verdict, before)]
+    seen = seen or [(path, Kind.VALUE) for path in large_gaps(verdict, before)]
     for mine in repeated.differences:
         alike = (mine.path, mine.kind) in seen
         if alike and (mine.kind is not Kind.VALUE or own[mine.path] >= 0.1 * sizes.get(mine.path, 0.0)):
@@ -311,7 +311,7 @@ def _unstable(before: Leaves, again: Leaves, verdict: Verdict) -> Difference | N
     return None
 
 
-def _large_gaps(verdict: Verdict, leaves: Leaves) -> list[str]:
+def large_gaps(verdict: Verdict, leaves: Leaves) -> list[str]:
     """Float leaves whose sides lie so far apart that nobody would call it rounding at sight."""
     found = []
     for stats in verdict.stats:

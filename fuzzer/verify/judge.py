@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fuzzer.trees import Leaf, Leaves
 from fuzzer.verify.compare import Comparison
+from fuzzer.verify.flips import JUMPING_SHARE, integers_flip, jumps, rows_move, takes_an_alternative
 from fuzzer.verify.noise import MOST_ROWS, OracleAnswer, draws_of, growth, is_float, noise_floor, real
 from fuzzer.verify.ulp import FORMATS, ulp
 from fuzzer.verify.verdict import Blame, Difference, Kind
@@ -33,12 +34,8 @@ _DECISION_GROWTH = 2.0
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 #: Gaps below this many ulp of the leaf's largest value are never looked at as decisions.
 _DECISION_ULP = 1000.0
-#: Answers this many ulp of the leaf's largest value apart are the same alternative of a decision, and the share of
-#: elements at which the target must take one. With 33 runs spread evenly, chance alone reaches 0.4 %.
+#: Answers this many ulp of the leaf's largest value apart are the same alternative of a decision.
 _ALTERNATIVE_ULP = 1000.0
-_ALTERNATIVE_SHARE = 0.1
-#: Share of many unequal integers that must flip in some run.
-_FLIPPING_SHARE = 0.75
 #: Share of a leaf's largest value within which a finite answer counts as right where the other side has none.
 _ROUGHLY = 0.01
 
@@ -144,20 +141,31 @@ class _Case:
         self, difference: Difference, over: Tensor, gap: Tensor, d_r: Tensor, d_t: Tensor, floor: Tensor
     ) -> Difference:
         path = difference.path
-        wide = self.decisions()
-        flips = None if wide is None else noise_floor(path, wide)
-        if flips is not None and flips.shape == floor.shape:
-            jumped = flips > 4 * self.threshold * floor
-            r, t = (real(side, path) for side in (self.reference, self.target))
-            assert r is not None
-            assert t is not None
-            if bool((jumped & ((t - r).abs() <= 2 * flips))[over].all()) or self._rows_move(path, over, floor, wide):
-                return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
+        if self._hangs_on_a_decision(path, over, floor):
+            return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
         if bool(torch.isnan(d_t).all()):
             blame = Blame.UNKNOWN
         else:
             blame = _blame(bool((d_t[over] > self.threshold).any()), bool((d_r[over] > self.threshold).any()))
         return self._described(difference, over, gap, d_r, d_t, blame, "are beyond the noise")
+
+    def _hangs_on_a_decision(self, path: str, over: Tensor, floor: Tensor) -> bool:
+        """Whether half of what is beyond the noise jumps in some run, or rows change places.
+
+        Half, because one decision (which key wins) moves many elements, and 24 runs need not reach each of them.
+        """
+        wide = self.decisions()
+        flips = None if wide is None else noise_floor(path, wide)
+        if wide is None or flips is None or flips.shape != floor.shape:
+            return False
+        r, t = (real(side, path) for side in (self.reference, self.target))
+        assert r is not None
+        assert t is not None
+        jumped = ((flips > 4 * self.threshold * floor) & ((t - r).abs() <= 2 * flips))[over]
+        if not bool(jumped.all()):
+            jumped |= jumps(t[over], [run[over] for run in draws_of(path, wide)], floor[over], self.threshold)
+        share = float(jumped.to(torch.float64).mean())
+        return share >= JUMPING_SHARE or self._rows_move(path, over, floor, wide)
 
     def _described(
         self,
@@ -211,42 +219,20 @@ class _Case:
         return self._takes_an_alternative(path, wide, large, _ALTERNATIVE_ULP * ulp(scale, dtype))
 
     def _takes_an_alternative(self, path: str, wide: OracleAnswer, large: Tensor, near: Tensor) -> bool:
-        """Whether the target answers as some run does, at one in ten of the elements or more.
-
-        Noise that has no room to grow (a layer norm of values one ULP apart) does not grow either, but its answers
-        are spread out evenly, and two of them hardly ever agree; a decision has a few answers, which come again.
-        """
-        t = real(self.target, path)
+        t, p = (real(side, path) for side in (self.target, self.oracle.plain))
         assert t is not None
-        found = torch.zeros_like(large)
-        for side in (real(self.oracle.plain, path), *draws_of(path, self.oracle), *draws_of(path, wide)):
-            if side is not None and side.shape == t.shape:
-                found |= (t - side).abs() <= near
-        return float(found[large].to(torch.float64).mean()) >= _ALTERNATIVE_SHARE
+        assert p is not None
+        return takes_an_alternative(t, [p, *draws_of(path, self.oracle)], draws_of(path, wide), large, near)
 
-    def _rows_move(self, path: str, over: Tensor, floor: Tensor, wide: OracleAnswer | None) -> bool:
-        """Whether rows only stand at other places, or others were kept, as it happens in the runs too.
-
-        Each of the target's rows that differs is a row of some run; and in some run the rows at these places change
-        as well, or their number does.
-        """
-        r, t, p = (real(side, path) for side in (self.reference, self.target, self.oracle.plain))
-        if r is None or t is None or p is None or wide is None or t.dim() == 0 or len(t) > MOST_ROWS:
+    def _rows_move(self, path: str, over: Tensor, floor: Tensor, wide: OracleAnswer) -> bool:
+        t, p = (real(side, path) for side in (self.target, self.oracle.plain))
+        if t is None or p is None or t.dim() == 0 or len(t) > MOST_ROWS:
             return False
-        rows = over.reshape(len(over), -1).any(1)
-        near = self.threshold * floor.reshape(len(floor), -1).amax(1)[rows] + _ALTERNATIVE_ULP * _ulp_of_largest(r)
-        runs = [x for run in (*self.oracle.draws, *wide.draws) if (x := real(run, path)) is not None]
-        alike = [x for x in runs if x.shape[1:] == t.shape[1:]]
-        here = torch.zeros(int(rows.sum()), dtype=torch.bool)
-        moves = torch.zeros_like(here)
-        for x in (p, *alike):
-            apart = torch.cdist(_flat_rows(t[rows]), _flat_rows(x), p=torch.inf)
-            here |= (apart <= near[:, None]).any(1)
-            if x.shape != p.shape:
-                moves |= True
-            elif len(x) == len(rows):
-                moves |= _flat_rows(x[rows] - p[rows]).abs().amax(1) > near
-        return bool((here & moves).all())
+        finite = p[torch.isfinite(p)].abs()
+        least = _ALTERNATIVE_ULP * torch.finfo(torch.float32).eps * float(finite.max()) if finite.numel() else 0.0
+        near = self.threshold * floor.reshape(len(floor), -1).amax(1) + least
+        runs = [real(run, path) for run in (*self.oracle.draws, *wide.draws)]
+        return rows_move(t, p, [run for run in runs if run is not None], over, near)
 
     def _coarser_grid(self, path: str, r: Tensor, t: Tensor, mask: Tensor) -> bool:
         """Whether the reference and all perturbed runs answer on the grid of a 16-bit dtype and the target does not.
@@ -268,7 +254,8 @@ class _Case:
         if r is None or t is None or r.shape != t.shape:
             return replace(difference, blame=Blame.UNKNOWN)
         dtype = _dtype(self.reference[path])
-        edge = any(bool(_same_class(draw, t)[odd].all()) for draw in draws_of(path, self.oracle))
+        reached = [bool(_same_class(draw, t)[odd].all()) for draw in draws_of(path, self.oracle)]
+        edge = any(reached) and not all(reached)  # what every run does is the doing of the formulas that runs use
         if y is None or y.shape != r.shape:
             return replace(difference, near_tie=edge, blame=Blame.NEITHER if edge else Blame.UNKNOWN)
         narrow = y.to(dtype).to(torch.float64)  # what float64 answers, in the range of the leaf's dtype
@@ -295,7 +282,9 @@ class _Case:
             return replace(difference, blame=self._blame_by_equality(path))
         unequal = r != t
         wide = self.decisions()
-        tie = wide is not None and _flips(path, unequal, t, wide)
+        tie = wide is not None and integers_flip(
+            t, _whole(wide.plain.get(path)), [_whole(run.get(path)) for run in wide.draws], unequal
+        )
         truth = None if self.oracle.truth is None else _whole(self.oracle.truth.get(path))
         if truth is None or truth.shape != r.shape:
             return replace(difference, near_tie=tie, blame=Blame.NEITHER if tie else Blame.UNKNOWN)
@@ -339,28 +328,6 @@ def _blame(target_wrong: bool, reference_wrong: bool) -> Blame:
     return Blame.REFERENCE if reference_wrong else Blame.UNKNOWN
 
 
-def _flips(path: str, unequal: Tensor, target: Tensor, oracle: OracleAnswer) -> bool:
-    """Whether the elements of the mask are decided otherwise in some perturbed run, and may take the target's values.
-
-    Each of a few; three in four of many, because what flips in one run of ten may well not flip in 24.
-    """
-    plain = _whole(oracle.plain.get(path))
-    if plain is None or plain.shape != unequal.shape:
-        return False
-    flipped = torch.zeros_like(unequal)
-    for draw in oracle.draws:
-        leaf = _whole(draw.get(path))
-        flipped |= (leaf != plain) if leaf is not None and leaf.shape == plain.shape else True
-    share = float(flipped[unequal].to(torch.float64).mean())
-    return share == 1.0 or (share >= _FLIPPING_SHARE and _all_seen(path, target[unequal & ~flipped], oracle))
-
-
-def _all_seen(path: str, values: Tensor, oracle: OracleAnswer) -> bool:
-    """Whether each value stands somewhere in the leaf in some run: rows that change places."""
-    runs = [leaf for run in (oracle.plain, *oracle.draws) if (leaf := _whole(run.get(path))) is not None]
-    return bool(torch.isin(values, torch.cat([run.reshape(-1) for run in runs])).all()) if runs else False
-
-
 def _whole(leaf: Leaf) -> Tensor | None:
     """A tensor on the CPU, or a Python integer or bool as one; None for anything else."""
     if isinstance(leaf, Tensor):
@@ -387,16 +354,6 @@ def _same_class(a: Tensor, b: Tensor) -> Tensor:
         return torch.zeros_like(b, dtype=torch.bool)
     both_finite = torch.isfinite(a) & torch.isfinite(b)
     return both_finite | (torch.isnan(a) & torch.isnan(b)) | (a == b)
-
-
-def _flat_rows(value: Tensor) -> Tensor:
-    return value.reshape(len(value), -1).nan_to_num(0.0, 0.0, 0.0)
-
-
-def _ulp_of_largest(value: Tensor) -> float:
-    """One float32 step of the largest finite element."""
-    finite = value[torch.isfinite(value)].abs()
-    return float(finite.max()) * torch.finfo(torch.float32).eps if finite.numel() else 0.0
 
 
 def _each_on_grid(values: Tensor, narrow: torch.dtype) -> Tensor:

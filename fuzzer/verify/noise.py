@@ -59,13 +59,14 @@ def real(side: Leaves | None, path: str) -> Tensor | None:
 def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
     """φ of a float leaf: max over the runs of |pₖ − p|, at least its median over the leaf.
 
-    Zeros that stay zero do not count in the median: they are more than half of a ReLU's output. None without a leaf.
+    Zeros that stay zero do not count in the median: they are more than half of a ReLU's output. Where runs keep other
+    rows than the plain one, rows are matched first (`aligned`). None without a leaf.
     """
     p = real(oracle.plain, path)
     if p is None:
         return None
     moved = torch.zeros_like(p)
-    for draw in draws_of(path, oracle):
+    for draw in aligned_draws(path, oracle):
         gap = (draw - p).abs()
         moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
     finite = moved[torch.isfinite(p) & ((moved > 0) | (p != 0))]
@@ -90,10 +91,13 @@ def aligned_draws(path: str, oracle: OracleAnswer) -> list[Tensor]:
 
 
 def _same_rows(p: Tensor, x: Tensor) -> bool:
-    """Whether two leaves have one shape, or differ in the number of rows alone and are small enough to match."""
+    """Whether two leaves have one shape, or differ in the number of rows alone and can be matched.
+
+    Only rows of several numbers can, of which each tells which one it is.
+    """
     if x.shape == p.shape:
         return True
-    few = 0 < p.shape[0] <= MOST_ROWS and 0 < x.shape[0] <= MOST_ROWS if p.dim() and x.dim() else False
+    few = 0 < p.shape[0] <= MOST_ROWS and 0 < x.shape[0] <= MOST_ROWS if p.dim() > 1 and x.dim() > 1 else False
     return few and x.shape[1:] == p.shape[1:]
 
 

@@ -1,0 +1,155 @@
+"""The benchmarks run, and what they count is what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import ill_conditioned, known
+from benchmarks.controls import ROOT, report, synthetic_models, wilson
+from benchmarks.given import judge_table
+from benchmarks.harmless import CONTROLS, Reversed, call
+from benchmarks.known_cases import ORT, by_name
+from benchmarks.mutants import Caught, hunt
+from benchmarks.silence import Silence, run_all
+from fuzzer.inputs import base_sample
+from fuzzer.models import build_model
+from fuzzer.mutate.recipe import Recipe
+from fuzzer.seeds import Seed
+from fuzzer.seeds.load import load_seed
+from fuzzer.trees import flatten
+from fuzzer.verify.verdict import Difference, Kind, Outcome, Verdict
+
+
+def transformer() -> Seed:
+    return load_seed(ROOT / "seeds" / "transformer.yaml")
+
+
+def test_controls_on_a_real_seed_are_silent(cache: Path) -> None:
+    (tally,) = run_all(
+        [transformer()], 140, heavy=300, heavy_s=1.0, cache=cache, rng_seed=0, budget_s=60, clock=time.perf_counter
+    )
+    assert tally.executions == 140
+    assert tally.inputs * len(CONTROLS) == 140
+    assert tally.false_reports == []
+    assert tally.judged > 0
+    assert json.loads(json.dumps(tally.to_json()))["outcomes"]["pass"] > 0
+
+
+def test_ill_conditioned_modules_are_silent(cache: Path) -> None:
+    tallies = run_all(ill_conditioned.seeds(ROOT), 250, heavy=300, heavy_s=1.0, cache=cache, rng_seed=1, budget_s=60)
+    assert [tally.false_reports for tally in tallies] == [[]] * len(tallies)
+    assert sum(tally.judged for tally in tallies) > 0
+
+
+def test_a_budget_of_no_seconds_runs_nothing(cache: Path) -> None:
+    (tally,) = run_all([transformer()], 140, heavy=1, heavy_s=1.0, cache=cache, rng_seed=0, budget_s=0)
+    assert tally.executions == 0
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_a_control_computes_the_same_in_another_way(control: Any, cache: Path) -> None:
+    seed = transformer()
+    sample = base_sample(seed, 0)
+    run = control.build(build_model(seed, cache))
+    plain, other = flatten(call(build_model(seed, cache), sample)), flatten(run(sample))
+    assert plain.keys() == other.keys()
+    for path, leaf in plain.items():
+        torch.testing.assert_close(other[path], leaf, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**20))
+def test_reversed_sums_are_those_of_the_reversed_terms(length: int, seed: int) -> None:
+    x = torch.rand(3, length, generator=torch.Generator().manual_seed(seed)) * 1e4
+    w = torch.rand(length, 2, generator=torch.Generator().manual_seed(seed + 1))
+    with Reversed():  # type: ignore[no-untyped-call]
+        summed, product, shares = x.sum(-1), x @ w, x.softmax(-1)
+    assert torch.equal(summed, x.flip(-1).sum(-1))
+    assert torch.equal(product, x.flip(-1) @ w.flip(0))
+    torch.testing.assert_close(shares, x.softmax(-1))
+
+
+def test_every_mutant_of_the_synthetic_outputs_is_caught() -> None:
+    found = Caught()
+    hunt(synthetic_models()[0], 1, found)
+    wanted = {
+        *("one element moved", "two elements swapped", "a leaf zeroed", "NaN moved", "last tile wrong"),
+        *("an integer 1 more", "an integer 4 more", "(n, 1) for (n, n)", "a row less", "a leaf dropped"),
+        *("a key renamed", "a list one shorter", "−0 for +0", "float16 inside"),
+    }
+    assert set(found.planted) == wanted
+    assert found.missed == []
+    assert found.caught == found.planted
+
+
+@pytest.mark.slow
+def test_one_element_in_four_million_is_caught() -> None:
+    found = Caught()
+    hunt(synthetic_models()[1], 1, found, {"one element moved"})
+    assert found.caught == {"one element moved": 1}
+
+
+def test_a_report_is_told_from_a_near_tie(cache: Path) -> None:
+    lane = Silence(transformer(), cache, 0, time.perf_counter)
+    apart = [Difference("$", Kind.VALUE, "", near_tie=tie) for tie in (True, False)]
+    for differences in (apart[:1], apart):
+        lane._count(Verdict(Outcome.MISMATCH, differences=differences), "itself", Recipe(0), 0, fault=False)
+    assert lane.tally.near_ties == 1
+    assert [len(loud.differences) for loud in lane.tally.false_reports] == [2]
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_wilsons_interval_holds_the_share_and_stays_within_one(hits: int, trials: int) -> None:
+    hits = min(hits, trials)
+    low, high = wilson(hits, trials)
+    assert 0 <= low <= hits / trials <= high <= 1
+
+
+def test_wilsons_interval_has_its_known_values() -> None:
+    """Newcombe (1998), table I: 81 of 263 has 0.2553 to 0.3662, 0 of 20 has 0 to 0.1611."""
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+def test_the_table_is_judged_pair_by_pair() -> None:
+    chosen = [by_name(name) for name in ("expm1_tiny", "embedding_minus_two", "clamp_nan", "gelu_tail")]
+    found = judge_table([ORT], chosen)
+    assert (found.pairs, found.flagged, found.raising, found.raising_flagged) == (1, 1, 1, 1)
+    assert (found.controls, found.controls_flagged, found.benign, found.benign_flagged) == (1, 0, 1, 0)
+
+
+def test_the_report_is_json_with_the_keys_that_it_promises() -> None:
+    found = report([], Caught({"a": 2}, {"a": 1}), judge_table([], []), {}, {})
+    assert {"executions", "false_reports", "mutants", "caught", "given", "screen_overhead", "tier2_s"} <= set(found)
+    assert (found["mutants"], found["caught"]["count"]) == (2, 1)
+    json.dumps(found)
+
+
+def test_a_small_campaign_finds_a_known_case_from_ordinary_inputs() -> None:
+    found = known.hunt(by_name("average_pool_divisor"), 100, 0)
+    assert found.first is not None
+    assert found.labelled_at is not None
+    assert found.executions == found.labelled_at
+    assert found.expected in found.labels
+    told = json.loads(json.dumps(known.report([found])))
+    assert (told["cases"], told["found"], told["labelled"]) == (1, 1, 1)
+    assert told["hunts"][0]["labels"] == dict(found.labels)
+
+
+def test_a_case_that_kills_its_process_is_found_by_its_death() -> None:
+    found = known.hunt(by_name("roi_align_nan"), 400, 0)
+    assert "execution/crash" in found.labels
+    assert "died" in found.note
+
+
+def test_what_a_target_refuses_is_found_when_it_is_prepared() -> None:
+    found = known.hunt(by_name("stable_sort"), 10, 0)
+    assert found.note.startswith("refused: ")
+    assert found.labelled_at == 0
