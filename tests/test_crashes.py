@@ -424,3 +424,15 @@ def test_a_literal_gives_back_every_bit(dtype: torch.dtype, data: bytes) -> None
 )
 def test_a_literal_is_as_readable_as_its_bits_allow(tensor: Tensor, text: str) -> None:
     assert literal(tensor) == text
+
+
+def test_all_that_hangs_on_near_ties_is_one_crash_whichever_leaf_shows_it() -> None:
+    tie = Label("order", "near-tie", confirmed=False)
+    ids = set()
+    for path, kind in ((".boxes", Kind.SHAPE), (".labels", Kind.INTEGER), (".scores", Kind.VALUE)):
+        verdict = Verdict(Outcome.MISMATCH, differences=[Difference(path, kind, "", near_tie=True)])
+        ids.add(signature_of("tiny", "inductor:cpu", verdict, tie).id)
+    assert len(ids) == 1
+    mixed = [Difference(".boxes", Kind.VALUE, "", near_tie=True), Difference(".labels", Kind.INTEGER, "")]
+    beside = signature_of("tiny", "inductor:cpu", Verdict(Outcome.MISMATCH, differences=mixed), tie)
+    assert (beside.leaf, beside.kind) == (".labels", "integer")

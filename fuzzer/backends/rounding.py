@@ -171,8 +171,7 @@ def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Activation functions, attention and distances as compositions of elementary operators: a single operator would hide what
-    cancels inside."""
+    """Activations, attention and distances as compositions of elementary operators, so that what cancels inside is seen."""
     from torch._decomp import get_decompositions
 
     wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]

@@ -17,13 +17,14 @@ from typing import Any
 
 from fuzzer.backends.process import Worker
 from fuzzer.backends.session import Where
-from fuzzer.crashes.crash import Crash, seed_of
+from fuzzer.crashes.crash import Crash, seed_of, with_activations
 from fuzzer.crashes.reduction import Outcome, reduce_crash
 from fuzzer.crashes.replay import CrashState, close_bench, diagnosed, fresh_bench, replay
 from fuzzer.crashes.sides import export_found
 from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.errors import XbfuzzError
 from fuzzer.verify.examine import Bench
+from fuzzer.verify.observation import observe_finding
 
 
 @dataclass
@@ -138,9 +139,12 @@ class Confirmer:
         onnx = staged / "model.onnx"
         diagnosis = diagnosed(crash, found.examined, reproduced=True)
         exported = export_found(bench.target.evidence)
+        named = replace(crash, label=diagnosis.label, found={**crash.found, **exported}, folder=None, files={})
+        if found.examined.target.leaves is not None:  # a side that raised or died has no layers to look at
+            named = with_activations(named, observe_finding(bench, crash.inputs, crash.rng_seed))
         home = write_crash(
             self._crashes,
-            replace(crash, label=diagnosis.label, found={**crash.found, **exported}, folder=None, files={}),
+            named,
             weights=found.weights,
             onnx=onnx.read_bytes() if onnx.exists() else None,
             private=self._private,

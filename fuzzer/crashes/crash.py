@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.severity import severity
-from fuzzer.crashes.signature import Signature, signature_of
+from fuzzer.crashes.signature import NEAR_TIE, Signature, signature_of
 from fuzzer.diagnose import Diagnosis, Label, primary
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed, Weights
@@ -76,11 +76,11 @@ class Crash:
 
     @property
     def kind(self) -> str:
-        return self.signature.kind
+        return self.signature.kind if self.signature.kind != NEAR_TIE else str(self.difference["kind"])
 
     @property
     def leaf(self) -> str:
-        return self.signature.leaf
+        return self.signature.leaf if self.signature.kind != NEAR_TIE else str(self.difference["path"])
 
     @property
     def difference(self) -> Mapping[str, Any]:

@@ -3,9 +3,11 @@
 The class in a signature must not move when a finding is labelled anew, so it comes from the kind of difference, with
 one exception: a difference that consists in other order is `order`, so that a tie that is broken another way does not
 hide a wrong value at the same leaf. That is read from the provisional label, which states it only from exact facts of
-the outputs (the same rows permuted, equal values gathered, other rows kept). `order/near-tie` is no such fact: it rests
-on perturbed runs, and a finding near the threshold would have two names. Always pass the provisional label here, never
-one that was improved later.
+the outputs (the same rows permuted, equal values gathered, other rows kept). Always pass the provisional label here,
+never one that was improved later.
+
+What hangs on near-ties alone has one signature for a target, whichever leaf shows it: five crashes for one decision
+that nobody is to blame for would bury the others.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from fuzzer.backends.spec import BackendSpec
 from fuzzer.diagnose import Label, primary
 from fuzzer.trees import ROOT
 from fuzzer.verify.verdict import Kind, Verdict
+
+#: The kind, in a signature, of all that hangs on near-ties.
+NEAR_TIE = "near-tie"
 
 CLASS_OF_KIND: dict[Kind, str] = {
     Kind.ARITY: "structure",
@@ -68,13 +73,17 @@ class Signature:
 def signature_of(seed_name: str, target: str, verdict: Verdict, label: Label) -> Signature:
     """The signature of a failed verdict, from its primary difference and its provisional label.
 
+    Where everything that differs hangs on near-ties it is `order`, NEAR_TIE, at the root: one flipped decision shows
+    at one leaf or at another, as a shape or as values, just as the input has it.
     Raises ValueError on a verdict without differences, and SpecError where `target` is no backend string.
     """
     difference = primary(verdict)
     if difference is None:
         raise ValueError("a verdict without differences has no signature")
+    if all(one.near_tie for one in verdict.differences):
+        return Signature(seed_name, BackendSpec.parse(target).base, "order", ROOT, NEAR_TIE)
     cls = CLASS_OF_KIND[difference.kind]
-    if label.cls == "order" and label.cause != "near-tie":
+    if label.cls == "order" and label.cause != "near-tie":  # beside another difference
         cls = "order"
     leaf = difference.path or ROOT
     return Signature(seed_name, BackendSpec.parse(target).base, cls, leaf, str(difference.kind))
