@@ -171,7 +171,7 @@ def _only(kwargs: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Activations, attention and distances as compositions of elementary operators, so that what cancels inside is seen."""
+    """Activations, attention and distances by elementary operators, so that what cancels inside them is seen."""
     from torch._decomp import get_decompositions
 
     wanted = [aten.gelu, aten.silu, aten.mish, aten.hardswish, aten.hardsigmoid, aten.log_sigmoid_forward, aten.glu]
