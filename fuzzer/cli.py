@@ -35,7 +35,11 @@ def cli(debug: bool) -> None:
 
 @cli.command()
 @PATHS
-@click.option("--budget", type=Duration(), help="How long to fuzz: 90s, 10m, 1h, 2h30m. [default: 10m]")
+@click.option(
+    "--budget",
+    type=Duration(),
+    help="How long to fuzz: 90s, 10m, 1h, 2h30m; what is still being confirmed then gets 90 s more. [default: 10m]",
+)
 @click.option("--max-execs", type=click.IntRange(min=1), help="Stop after that many executions.")
 @click.option("--rng-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides all inputs.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path(), help="Where corpus/, crashes/ and runs/ go.")
@@ -156,9 +160,12 @@ def backends(as_json: bool) -> None:
 @JSON
 def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""
+    from fuzzer.campaign.plan import check_seed
     from fuzzer.seeds.load import load_seeds
 
     found = load_seeds(list(paths) or [Path("seeds")])
+    for seed in found:
+        check_seed(seed)
     if as_json:
         listed = [{"name": s.name, "source": s.model.source, "task": s.task.kind, "about": s.about} for s in found]
         click.echo(json.dumps({"seeds": listed}, indent=1))

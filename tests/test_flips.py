@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.known_cases import Function
-from benchmarks.local import ORACLE, Local, named, seed_for
+from benchmarks.local import Local, named, seed_for, verdict_on
+from fuzzer.backends.protocol import ORACLE
 from fuzzer.verify.examine import ask_oracle
 from fuzzer.verify.flips import integers_flip, jumps, rows_move, takes_an_alternative
 from fuzzer.verify.noise import OracleAnswer, aligned, noise_floor
@@ -118,3 +121,25 @@ def test_distances_by_a_product_have_the_noise_of_what_cancels_in_them() -> None
     exact = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
     assert float((module(x) - exact).abs().max()) < 5 * float(floor.max())
     assert float(floor.median()) > 1e-3
+
+
+def test_what_cancels_in_float32_leaves_few_bits_and_no_16_bit_dtype() -> None:
+    """(x·x).mean − mean² around 1000 answers in steps of 1/16, which float16 has too; float64 leaves that grid."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)) + 1e3
+
+    def naive(a: Tensor) -> Tensor:
+        return (a * a).mean(-1) - a.mean(-1) ** 2
+
+    steps = naive(x) * 16
+    assert torch.equal(steps, steps.round())
+    found = verdict_on(Function(naive), [x], Function(lambda a: naive(a.double()).float()))
+    assert found.verdict.differences == []
+    assert found.oracle is not None
+    assert not found.oracle.narrow
+
+
+@pytest.mark.parametrize("cast", [Tensor.half, Tensor.bfloat16])
+def test_the_oracle_tells_that_a_16_bit_float_was_seen(cast: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(4)
+    oracle = Local(seed_for([x]), ORACLE, Function(lambda a: cast(a).float()), [x])
+    assert ask_oracle(oracle, named([x]), rng_seed=0).narrow

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fuzzer.campaign.corpus import keep, read
 from fuzzer.campaign.findings import Finding, Ledger, Standing
-from fuzzer.campaign.plan import PLAIN_INPUTS, Options, make_plan, next_recipe, run_seed
+from fuzzer.campaign.plan import PLAIN_INPUTS, Options, check_seed, make_plan, next_recipe, run_seed
 from fuzzer.crashes.signature import Signature
 from fuzzer.errors import InputError, SpecError
 from fuzzer.mutate.havoc import apply_recipe, propose_recipe
@@ -147,3 +147,16 @@ def test_a_fault_of_the_reference_is_one_finding_however_many_targets_show_it() 
     assert ledger.same_fault(replace(other, leaf=".scores"), "reference") is None
     assert ledger.same_fault(other, "reference") is finding
     assert (finding.count, finding.also) == (2, ["onnxruntime:cpu"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"backends": ["inductr:cpu"]}, "inductor"),
+        ({"reference": "eager:cpu?thread=2"}, "threads"),
+        ({"mutators": {"only": ["tise"]}}, "ties"),
+    ],
+)
+def test_a_seed_is_checked_for_names_that_there_are_not(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises((SpecError, InputError), match=fault):
+        check_seed(seed(**changes))

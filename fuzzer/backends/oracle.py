@@ -1,8 +1,8 @@
 """The oracle: the reference module in float64, and under random rounding. A backend like any other, in its own process.
 
 It is asked by variant. `{"kind": "judge", "draws": K, "amplitude": A, "decide": bool, "rng_seed": n}` answers
-`{"plain": …, "truth": …, "draws": [K outputs]}`: the module as it is, in float64 on the same inputs, and K times
-with inputs, parameters and rounded results moved by up to A places.
+`{"plain": …, "truth": …, "draws": [K outputs], "narrow": bool}`: the module as it is, in float64 on the same inputs,
+and K times with inputs, parameters and rounded results moved by up to A places. `narrow`: 16-bit floats were seen.
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ class Oracle(Backend):
             answer["truth"] = self._truth(sample)
         exact = {name for name, spec in self._model.seed.inputs.items() if spec.exact}
         state = _state(self._module)
+        answer["narrow"] = False
         answer["draws"] = []
         for draw in range(int(variant["draws"])):
             _seed(rng_seed)
-            answer["draws"].append(self._perturbed(sample, exact, state, variant, draw))
+            output, narrow = self._perturbed(sample, exact, state, variant, draw)
+            answer["draws"].append(output)
+            answer["narrow"] |= narrow
         return answer
 
     def _truth(self, sample: Sample) -> Any:
@@ -70,7 +73,8 @@ class Oracle(Backend):
 
     def _perturbed(
         self, sample: Sample, exact: set[str], state: list[Tensor], variant: dict[str, Any], draw: int
-    ) -> Any:
+    ) -> tuple[Any, bool]:
+        """One run under random rounding, and whether a 16-bit float was seen in it."""
         rounding = RandomRounding(1 + draw, int(variant["amplitude"]), move_zeros=bool(variant.get("decide")))
         inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in _copies(sample).items()}
         kept = [value.detach().clone() for value in state]
@@ -78,7 +82,8 @@ class Oracle(Backend):
             for value in state:
                 value.data.copy_(rounding.move(value.data))
             with rounding:
-                return map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
+                output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
+            return output, rounding.narrow
         finally:
             for value, before in zip(state, kept, strict=True):
                 value.data.copy_(before)

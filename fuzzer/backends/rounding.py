@@ -32,6 +32,7 @@ _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
+_NARROW = (torch.float16, torch.bfloat16)
 #: The bits of +∞, above which lie only NaN.
 _INFINITY = {dtype: int(torch.tensor(float("inf"), dtype=dtype).view(bits).item()) for dtype, bits in _BITS.items()}
 _MAGNITUDE = {dtype: torch.iinfo(bits).max for dtype, bits in _BITS.items()}
@@ -50,6 +51,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self._amplitude = amplitude
         self._move_zeros = move_zeros
+        self.narrow = False  # whether anything was seen in float16 or bfloat16
         self._formulas = formulas()
 
     def move(self, value: Any) -> Any:
@@ -61,6 +63,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bits_dtype = _BITS.get(value.dtype)
         if bits_dtype is None:
             return value
+        self.narrow |= value.dtype in _NARROW
         a = self._amplitude
         bits = value.contiguous().view(bits_dtype)
         steps = torch.int8 if a <= torch.iinfo(torch.int8).max else torch.int16  # the narrower, the faster to draw
@@ -84,6 +87,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return formula(*args, **kwargs)
         if func.is_view or name in EXACT or not _has_float(args):
+            self.narrow |= kwargs.get("dtype") in _NARROW
             return func(*args, **kwargs)
         if name in MANY_ROUNDINGS:
             args, kwargs = each_tensor(self.move, args), each_tensor(self.move, kwargs)

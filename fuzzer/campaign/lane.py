@@ -34,6 +34,7 @@ MOST_DEATHS = 5
 #: Deaths of the reference after which its seed is given up: more, because a death of the reference tells something.
 MOST_REFERENCE_DEATHS = 4 * MOST_DEATHS
 #: Why something was not run where nothing is wrong with it.
+NO_TARGET = "none of its targets can run here, or they are the reference itself"
 ENDED_EARLY = "the campaign ended before it was prepared"
 
 
@@ -103,7 +104,7 @@ class Lane:
         for target, reason in zip(self.targets, planned.targets.values(), strict=True):
             target.unavailable = reason or f"its reference cannot run: {planned.unavailable}"
         self.vetted = False
-        self.failed = planned.unavailable or ""
+        self.failed = planned.unavailable or ("" if planned.runnable else NO_TARGET)
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()

@@ -92,6 +92,13 @@ def _check_mutators(seed: Seed) -> None:
         raise InputError(f"seed {seed.name}: mutators: {error}") from error
 
 
+def check_seed(seed: Seed) -> None:
+    """Raises SpecError or InputError where a seed names a backend, an option or a mutator that there is not."""
+    for text in (seed.reference, *seed.backends):
+        parse(text)
+    _check_mutators(seed)
+
+
 def size(seed: Seed) -> tuple[int, int, str]:
     """A key that puts seeds that prepare quickly first, without building anything: source, elements, name."""
     elements = 0

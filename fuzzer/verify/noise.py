@@ -21,16 +21,22 @@ MOST_ROWS = 1024
 
 @dataclass(frozen=True)
 class OracleAnswer:
-    """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`."""
+    """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`.
+
+    `narrow`: some operator may have given float16 or bfloat16.
+    """
 
     plain: Leaves
     truth: Leaves | None
     draws: list[Leaves]
     no_truth: str = ""
+    narrow: bool = True
 
     @classmethod
     def from_leaves(cls, leaves: Leaves) -> OracleAnswer:
-        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`."""
+        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`, `.narrow`."""
+        leaves = dict(leaves)
+        narrow = leaves.pop(".narrow", True) is not False
         groups: dict[str, Leaves] = {}
         for path, leaf in leaves.items():
             head, rest = _split(path)
@@ -40,7 +46,7 @@ class OracleAnswer:
         if truth is not None and ".no_truth" in truth:
             no_truth, truth = str(truth[".no_truth"]), None
         draws = [groups[head] for head in sorted((h for h in groups if h.startswith(".draws")), key=_number)]
-        return cls(groups.get(".plain", {}), truth, draws, no_truth)
+        return cls(groups.get(".plain", {}), truth, draws, no_truth, narrow)
 
 
 def is_float(leaf: Leaf) -> bool:
