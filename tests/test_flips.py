@@ -65,6 +65,14 @@ def test_rows_that_change_places_in_a_run_may_do_so_in_the_target() -> None:
     assert not rows_move(target, ROWS, [ROWS], over, NEAR)  # rows that stay where they are in every run
 
 
+def test_a_row_of_nan_may_move_and_a_row_of_zeros_is_none() -> None:
+    rows = torch.tensor([[torch.nan, torch.nan], [10, 11], [20, 21]], dtype=torch.float64)
+    over = torch.tensor([[True], [True], [False]]).expand(3, 2)
+    assert rows_move(rows[[1, 0, 2]], rows, [rows[[1, 0, 2]]], over, NEAR)
+    zeros = rows[[1, 0, 2]].nan_to_num(0.0)
+    assert not rows_move(zeros, rows, [rows[[1, 0, 2]]], over, NEAR)
+
+
 def test_a_row_that_no_run_has_does_not_only_move() -> None:
     target = ROWS.clone()
     target[0, 0] = 5.0

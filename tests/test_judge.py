@@ -557,3 +557,17 @@ class Centred(nn.Module):
         x = x - x[..., :1]
         x = x - x.mean(-1, keepdim=True)
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize(("answer", "blame"), [(0.3, Blame.REFERENCE), (0.9, Blame.BOTH)])
+def test_a_finite_answer_beside_a_nan_must_have_the_right_value_to_be_right(answer: float, blame: Blame) -> None:
+    """x²/x² overflows in float32 and is 1 in float64; another leaf's worth of 1e20 must not make 0.9 look like 0.3."""
+    x = torch.tensor([1e30, 2.0])
+
+    def overflows(x: Tensor) -> Tensor:
+        return torch.cat([x * x / (x * x) * 0.3, torch.full_like(x, 1e20)])
+
+    def answers(x: Tensor) -> Tensor:
+        return torch.cat([torch.where(x > 1e20, answer, 0.3), torch.full_like(x, 1e20)])
+
+    assert verdict(overflows, answers, x).blame is blame

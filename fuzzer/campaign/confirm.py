@@ -140,8 +140,6 @@ class Confirmer:
         diagnosis = diagnosed(crash, found.examined, reproduced=True)
         exported = export_found(bench.target.evidence)
         named = replace(crash, label=diagnosis.label, found={**crash.found, **exported}, folder=None, files={})
-        if found.examined.target.leaves is not None:  # a side that raised or died has no layers to look at
-            named = with_activations(named, observe_finding(bench, crash.inputs, crash.rng_seed))
         home = write_crash(
             self._crashes,
             named,
@@ -152,18 +150,32 @@ class Confirmer:
         return Confirmed(crash.id, home, stored=True, label=str(diagnosis.label), final=self._reduce_s <= 0)
 
     def _reduced(self, confirmed: Confirmed, bench: Bench | None) -> Confirmed:
-        """Reduce a crash that is stored. Whatever goes wrong, it stays stored as it is."""
+        """Reduce a crash that is stored, and look where its drift starts. If anything goes wrong it stays as it is."""
         label = confirmed.label
         try:
             where = Where(self._where.cache, self._start)
             crash = load_crash(confirmed.folder)
             found = reduce_crash(crash, where, budget_s=self._reduce_s, notes=self._crashes, bench=bench)
-            if found.outcome is Outcome.REDUCED and not self._stop.is_set():
-                write_crash(self._crashes, found.crash, private=self._private)
-                label = str(found.crash.label)
+            crash = self._observed(found.crash, where)
+            if crash is not found.crash or found.outcome is Outcome.REDUCED:
+                if self._stop.is_set():  # what its processes said then is not the finding's doing
+                    raise XbfuzzError("the campaign ended before this was done")
+                write_crash(self._crashes, crash, private=self._private)
+                label = str(crash.label)
             detail = found.sentence
         except XbfuzzError as error:
             detail = f"not reduced: {error}"
         except Exception:  # recorded with the finding, which stays as it was
             detail = f"not reduced: {traceback.format_exc(limit=5)}"
         return replace(confirmed, label=label, detail=detail, final=True)
+
+    @staticmethod
+    def _observed(crash: Crash, where: Where) -> Crash:
+        """The crash with the layer where its drift starts; as it was where a side raises or dies: it has no layers."""
+        if crash.signature.cls in ("execution", "state"):
+            return crash
+        bench = fresh_bench(seed_of(crash), crash.reference, crash.target, where)
+        try:
+            return with_activations(crash, observe_finding(bench, crash.inputs, crash.rng_seed))
+        finally:
+            close_bench(bench)

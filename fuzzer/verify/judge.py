@@ -36,7 +36,7 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _DECISION_ULP = 1000.0
 #: Answers this many ulp of the leaf's largest value apart are the same alternative of a decision.
 _ALTERNATIVE_ULP = 1000.0
-#: Share of a leaf's largest value within which a finite answer counts as right where the other side has none.
+#: Share of its size within which a finite answer counts as right where the other side has none.
 _ROUGHLY = 0.01
 
 
@@ -255,8 +255,10 @@ class _Case:
         if r is None or t is None or r.shape != t.shape:
             return replace(difference, blame=Blame.UNKNOWN)
         dtype = _dtype(self.reference[path])
-        reached = [bool(_same_class(draw, t)[odd].all()) for draw in draws_of(path, self.oracle)]
-        edge = any(reached) and not all(reached)  # what every run does is the doing of the formulas that runs use
+        reached = [_same_class(draw, t)[odd] for draw in draws_of(path, self.oracle)]
+        # Some runs, and not all: what every run does is the doing of the formulas that runs use in place of kernels.
+        wavers = [torch.stack(reached).any(0) & ~torch.stack(reached).all(0)] if reached else []
+        edge = any(bool(each.all()) for each in wavers) or self._odd_rows_move(path, odd)
         if y is None or y.shape != r.shape:
             return replace(difference, near_tie=edge, blame=Blame.NEITHER if edge else Blame.UNKNOWN)
         narrow = y.to(dtype).to(torch.float64)  # what float64 answers, in the range of the leaf's dtype
@@ -265,6 +267,12 @@ class _Case:
         at = difference.index or ()
         return replace(difference, truth=repr(float(narrow[at])), near_tie=edge, blame=blame)
 
+    def _odd_rows_move(self, path: str, odd: Tensor) -> bool:
+        """Whether rows with NaN or infinities, such as boxes, only stand at other places, as in some run."""
+        floor = noise_floor(path, self.oracle) if odd.dim() == 2 else None
+        wide = None if floor is None else self.decisions()
+        return floor is not None and wide is not None and self._rows_move(path, odd, floor, wide)
+
     @staticmethod
     def _right(side: Tensor, y: Tensor) -> Tensor:
         """Where a side is as float64 says; a finite answer next to a NaN must also have the right value, roughly.
@@ -272,8 +280,8 @@ class _Case:
         Roughly, because there is no noise floor where the plain answer is not finite.
         """
         finite = y[torch.isfinite(y)].abs()
-        near = _ROUGHLY * float(finite.max()) if finite.numel() else 0.0
-        far = torch.isfinite(side) & torch.isfinite(y) & ((side - y).abs() > near)
+        usual = float(finite.median()) if finite.numel() else 0.0  # a huge element must not make the others right
+        far = torch.isfinite(side) & torch.isfinite(y) & ((side - y).abs() > _ROUGHLY * y.abs().clamp(min=usual))
         return _same_class(side, y) & ~far
 
     def _integers(self, difference: Difference) -> Difference:
