@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,8 +77,7 @@ class Embedding(nn.Module):
         self.table.weight.data = torch.arange(10.0).view(5, 2) * 10
 
     def forward(self, index: Tensor) -> Tensor:
-        found: Tensor = self.table(index)
-        return found
+        return cast(Tensor, self.table(index))
 
 
 class Lstm(nn.Module):
@@ -88,8 +87,7 @@ class Lstm(nn.Module):
         self.lstm = nn.LSTM(4, 3, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.lstm(x)[0]
-        return found
+        return cast(Tensor, self.lstm(x)[0])
 
 
 def uniform(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 1) -> Tensor:
@@ -217,8 +215,7 @@ def _floor_divided(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _suppressed(b: Tensor, s: Tensor) -> Tensor:
-    kept: Tensor = ops.nms(b, s, 0.5)
-    return kept
+    return cast(Tensor, ops.nms(b, s, 0.5))
 
 
 # A row takes as few lines as it needs.
