@@ -41,7 +41,15 @@ def encode(tensors: Mapping[str, Tensor]) -> bytes:
     for name, tensor in tensors.items():
         _add(name, tensor.detach(), plain, marks)
     metadata = {"order": json.dumps(list(tensors)), _MARKS: json.dumps(marks)}
-    return safetensors.torch.save(plain, metadata=metadata)
+    return _canonical(safetensors.torch.save(plain, metadata=metadata))
+
+
+def _canonical(data: bytes) -> bytes:
+    """The same file with its header's keys in order: safetensors writes the metadata in another order each time."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors start at a multiple of eight bytes
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
 
 
 def _add(name: str, value: Tensor, plain: dict[str, Tensor], marks: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
@@ -172,6 +174,12 @@ class TestForeignBytes:
 
     def test_a_file_of_another_program_is_read_by_name(self) -> None:
         assert list(decode(safetensors.torch.save({"b": torch.ones(1), "a": torch.zeros(1)}))) == ["a", "b"]
+
+    def test_the_same_tensors_are_the_same_bytes_in_every_process(self) -> None:
+        code = "import sys, torch; from fuzzer.tensors import encode; "
+        code += "sys.stdout.buffer.write(encode({'b': torch.ones(3, dtype=torch.complex64), 'a': torch.zeros(2)}))"
+        runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(3)}
+        assert runs == {encode({"b": torch.ones(3, dtype=torch.complex64), "a": torch.zeros(2)})}
 
 
 class TestContentHash:
