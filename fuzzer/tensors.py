@@ -84,7 +84,8 @@ def decode(data: bytes) -> dict[str, Tensor]:
         metadata = _metadata(data)
         order = json.loads(metadata.get("order", "null")) or sorted(plain)
         marks = json.loads(metadata.get(_MARKS, "{}"))
-        if {str(name) for name in order} != {name.partition(_PART)[0] for name in plain}:
+        whole = {str(name) for name in order}
+        if whole != {name if name in whole else name.rpartition(_PART)[0] for name in plain}:
             raise ValueError("the order of a safetensors file names other tensors than it holds")
         return {name: _restore(name, plain, marks) for name in order}
     except (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError) as error:

@@ -175,6 +175,11 @@ class TestForeignBytes:
     def test_a_file_of_another_program_is_read_by_name(self) -> None:
         assert list(decode(safetensors.torch.save({"b": torch.ones(1), "a": torch.zeros(1)}))) == ["a", "b"]
 
+    @pytest.mark.parametrize("name", ["\0", "a\0", "\0_values"])
+    def test_a_name_may_hold_what_separates_the_parts_of_a_sparse_one(self, name: str) -> None:
+        tensors = {name: torch.ones(2), name + "s": torch.eye(2).to_sparse_coo()}
+        assert list(decode(encode(tensors))) == list(tensors)
+
     def test_the_same_tensors_are_the_same_bytes_in_every_process(self) -> None:
         code = "import sys, torch; from fuzzer.tensors import encode; "
         code += "sys.stdout.buffer.write(encode({'b': torch.ones(3, dtype=torch.complex64), 'a': torch.zeros(2)}))"
