@@ -39,7 +39,9 @@ def main() -> None:
     """Serve until the stream ends or `exit` is asked for."""
     reader, writer = _take_streams()
     faulthandler.enable()
-    threading.Thread(target=_die_with_parent, args=(os.getppid(), writer.fileno()), daemon=True).start()
+    # A descriptor of its own: the stream that closes when this process ends by itself must not look like a lost parent.
+    watched = os.dup(writer.fileno())
+    threading.Thread(target=_die_with_parent, args=(os.getppid(), watched), daemon=True).start()
     _serve(reader, writer)
 
 

@@ -207,6 +207,13 @@ class TestOrphans:
 
 
 class TestRealWorker:
+    def test_a_slow_exit_is_no_lost_parent(self) -> None:
+        """The stream is closed at the end of `main`; what watches the parent must not take that for its death."""
+        code = "import fuzzer.worker as w, time; w.main(); time.sleep(2)"
+        real = Worker("slow", command=[sys.executable, "-c", code])
+        real.send({"do": "exit"}, limits=Limits(60, 4096))
+        assert "exited with status 0" in str(real.wait())
+
     def test_it_ends_by_itself_when_asked_to(self) -> None:
         real = Worker("real")
         real.send({"do": "exit"}, limits=Limits(60, 4096))
