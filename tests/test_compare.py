@@ -313,6 +313,7 @@ def test_the_norm_criterion_is_recorded_at_the_tolerances_of_the_study() -> None
     target = reference + torch.tensor([5e-4, 0.0], dtype=torch.float64)
     assert stats(reference, target).norm_ok == {"1e-6": False, "1e-5": False, "1e-4": False, "1e-3": True}
     assert stats(reference, reference.clone()).norm_ok == dict.fromkeys(["1e-6", "1e-5", "1e-4", "1e-3"], True)
+    assert stats(reference, target).largest == 10.0
 
 
 class Absolute:

@@ -188,6 +188,19 @@ def test_a_dropped_box_is_missing_and_an_added_one_extra() -> None:
     assert dropped.metrics["f1"] == pytest.approx(2 * 2 / (3 + 2))
 
 
+def test_boxes_in_dispute_are_kept_for_a_drawing_with_what_float64_sees() -> None:
+    found = evaluate(task("detection"), THREE, keep(THREE, 0, 2), truth=keep(THREE, 0, 2))
+    (image,) = found.boxes
+    assert image["reference"][0] == [20, 20, 40, 40, pytest.approx(0.8), 2, 0], "the one that stands alone comes first"
+    assert [row[6] for row in image["reference"]] == [0, 1, 1]
+    assert (
+        [row[:4] for row in image["target"]]
+        == [[0, 0, 10, 10], [50, 50, 60, 70]]
+        == [row[:4] for row in image["float64"]]
+    )
+    assert evaluate(task("detection"), THREE, THREE).boxes == [], "where all agree there is nothing to draw"
+
+
 def test_errors_of_matched_boxes_are_measured() -> None:
     target = boxes([[0, 0, 10, 10], [20, 20, 40, 36], [50, 50, 60, 70]], [0.9, 0.75, 0.7], [1, 2, 1])
     found = evaluate(task("detection"), THREE, target)

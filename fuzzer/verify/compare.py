@@ -302,7 +302,7 @@ def _fill(
     stats.p95_abs = float(d.kthvalue((95 * stats.finite + 99) // 100).values)
     stats.max_rel = float((d / size).masked_fill_(d == 0, 0.0).max())
     stats.max_ulp = int(steps.max())
-    largest = float(size.max())
+    largest = stats.largest = float(size.max())
     stats.norm_ok = {
         name: not odd and worst < math.inf and worst <= atol + rtol * largest for name, atol, rtol in _norms(tolerance)
     }

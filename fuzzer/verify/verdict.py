@@ -51,7 +51,8 @@ class LeafStats:
     """How far two float leaves are apart, over the `finite` elements at which both are finite. All float64.
 
     `ulp` counts representable numbers of the leaf's dtype between the two values (0: same value, −0 equals +0).
-    `norm_ok` is the study's criterion ‖t − r‖∞ ≤ atol + rtol·‖r‖∞ at atol 1e-6, 1e-5, 1e-4, 1e-3 and rtol 1e-5.
+    `largest` is ‖r‖∞. `norm_ok` is the study's criterion ‖t − r‖∞ ≤ atol + rtol·‖r‖∞ at atol 1e-6, 1e-5, 1e-4, 1e-3
+    and rtol 1e-5.
     """
 
     path: str
@@ -62,6 +63,7 @@ class LeafStats:
     p95_abs: float = 0.0
     max_rel: float = 0.0
     max_ulp: int = 0
+    largest: float = 0.0
     norm_ok: dict[str, bool] = field(default_factory=dict)
 
 
@@ -98,6 +100,8 @@ class TaskVerdict:
     `elements` counts the decisions, boxes, rows or values that were compared; with none the task was not run.
     `near_tie`: every change hangs on a margin within the noise (a segmentation that changes only so is a pass still).
     `leaf` is the path at which the answer is read. `metrics` are named by their task and written to files as they are.
+    `boxes`: what a detector found, for a drawing: for each image with boxes in dispute the rows of each side
+    (`reference`, `target`, `float64`), each x1, y1, x2, y2, score, label, and 1 where the other side has it, else 0.
     """
 
     status: Literal["pass", "fail", "not-run"]
@@ -107,6 +111,7 @@ class TaskVerdict:
     near_tie: bool = False
     blame: Blame = Blame.NEITHER
     leaf: str = ""
+    boxes: list[dict[str, list[list[float]]]] = field(default_factory=list)
 
     @property
     def state(self) -> str:

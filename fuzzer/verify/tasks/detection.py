@@ -22,6 +22,8 @@ from fuzzer.verify.verdict import Blame, TaskVerdict
 
 #: PASCAL VOC's criterion for "the same object" (Everingham et al., IJCV 2010).
 SAME_OBJECT = 0.5
+#: How many images of a batch, and boxes of an image, a verdict keeps for a drawing.
+MOST_DRAWN = (4, 100)
 #: Corners this near, relative to the largest coordinate, make one box even where it has no area to overlap with.
 _SAME_CORNERS = 1e-5
 
@@ -68,7 +70,8 @@ class Detection(TaskKind[Detections]):
         blame = Blame.NEITHER if near_tie else _blame(reference, target, found, evidence.truth)
         sentence = f"{missing} missing and {extra} extra of {count(boxes, 'box')}"
         sentence += ": a near-tie, perturbed runs change as many" if near_tie else _whose(blame)
-        return TaskVerdict("fail", sentence, boxes, metrics, near_tie, blame, reference.path)
+        drawn = _drawn(reference, target, found, evidence.truth)
+        return TaskVerdict("fail", sentence, boxes, metrics, near_tie, blame, reference.path, drawn)
 
     def over_set(self, pairs: Sequence[tuple[Detections, Detections]]) -> dict[str, float]:
         images = [both for r, t in pairs for both in zip(r.images, t.images, strict=True)]
@@ -150,6 +153,30 @@ def _metrics(reference: Detections, target: Detections, found: list[Match]) -> d
         "mean_iou": sum(ious) / len(ious) if ious else 0.0,
         "f1": 2 * len(ious) / sum(sides),
     }
+
+
+def _drawn(
+    reference: Detections, target: Detections, found: list[Match], truth: Detections | None
+) -> list[dict[str, list[list[float]]]]:
+    """The boxes of the images in dispute, as a TaskVerdict keeps them: what stands alone first, then the best."""
+    images = []
+    for k, m in enumerate(found):
+        if m.alone:
+            drawn = {
+                "reference": _rows(reference.images[k], m.missing),
+                "target": _rows(target.images[k], m.extra),
+            }
+            if truth is not None:
+                y = truth.images[k]
+                drawn["float64"] = _rows(y, match(y, reference.images[k]).missing)
+            images.append(drawn)
+    return images[: MOST_DRAWN[0]]
+
+
+def _rows(image: Image, alone: Sequence[int]) -> list[list[float]]:
+    order = sorted(range(len(image.scores)), key=lambda i: (i not in alone, i))[: MOST_DRAWN[1]]
+    columns = (image.boxes.tolist(), image.scores.tolist(), image.labels.tolist())
+    return [[*columns[0][i], columns[1][i], columns[2][i], float(i not in alone)] for i in order]
 
 
 def _near_tie(reference: Detections, target: Detections, found: list[Match], evidence: Evidence[Detections]) -> bool:
