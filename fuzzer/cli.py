@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzer import __version__
-from fuzzer.commands.options import CACHE, JSON, PATHS, Duration
+from fuzzer.commands.options import CACHE, JSON, PATHS, PLUGIN, Duration
 from fuzzer.commands.reduce import reduce
 from fuzzer.commands.replay import replay
 from fuzzer.commands.triage import show, triage
@@ -51,7 +51,15 @@ def cli(debug: bool) -> None:
 )
 @click.option("--private", is_flag=True, help="Keep no original inputs and no corpus.")
 @click.option("--resume", is_flag=True, help="Go on with the latest run in --out.")
+@click.option(
+    "--search",
+    type=click.Choice(["full", "blind", "uniform", "seeds"]),
+    default="full",
+    show_default=True,
+    help="How inputs are made: all there is; mutations without feedback; uniform values; base inputs.",
+)
 @click.option("--max-workers", type=click.IntRange(min=3), help="At most so many worker processes.")
+@PLUGIN
 @CACHE
 @JSON
 def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
@@ -138,6 +146,7 @@ class _Progress:
 
 
 @cli.command()
+@PLUGIN
 @JSON
 def backends(as_json: bool) -> None:
     """Which backends can run on this machine, and why the others cannot."""
@@ -157,6 +166,7 @@ def backends(as_json: bool) -> None:
 
 @cli.command()
 @PATHS
+@PLUGIN
 @JSON
 def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""

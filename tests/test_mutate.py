@@ -116,7 +116,7 @@ def test_a_recipe_rebuilds_its_input_bit_for_bit_and_the_input_fits_the_seed(see
 
 def test_recipes_rebuild_bit_for_bit_in_another_process() -> None:
     seed = seed_of(allow={"empty": True, "out_of_range_integers": True})
-    recipes = chain(seed, random.Random(3), 40)
+    recipes = chain(seed, random.Random(3), 80)
     assert {step.mutator for recipe in recipes for step in recipe.steps} > {"ties", "shape"}
     code = (
         "import json, sys; from fuzzer.seeds import Seed; from fuzzer.mutate import Recipe, apply_recipe;"

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Answer, Session, State, Where
-from fuzzer.campaign.features import features
-from fuzzer.campaign.plan import Planned, next_recipe, run_seed
+from fuzzer.campaign.plan import Planned, run_seed
+from fuzzer.campaign.stream import Search, Stream
 from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.verify.corruptions import SelfTest, self_test
-from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, OracleDown, ask_oracle, verdict_of
+from fuzzer.verify.examine import Bench, ask_oracle, verdict_of
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
@@ -87,16 +87,15 @@ class Target:
 class Lane:
     """See the module's docstring. A lane is `vetted` once the self-test passed; only then are targets compared."""
 
-    def __init__(self, planned: Planned, where: Where, rng_seed: int, corpus: list[Recipe]) -> None:
+    def __init__(
+        self, planned: Planned, where: Where, rng_seed: int, corpus: list[Recipe], search: Search | None = None
+    ) -> None:
         self.planned = planned
         self.seed = planned.seed
         self.name = planned.seed.name
         self.example = base_sample(planned.seed, 0)
         self.reference = Session(self.seed, planned.reference, self.example, where)
-        self.oracle: Session | None = Session(self.seed, ORACLE, self.example, where)
-        self.no_oracle = ""
-        if self.seed.model.source == "onnx":
-            self.oracle, self.no_oracle = None, NO_ONNX_ORACLE
+        self.oracle = Session(self.seed, ORACLE, self.example, where)
         self.targets = [
             Target(spec, None if reason or planned.unavailable else Session(self.seed, spec, self.example, where))
             for spec, reason in planned.targets.items()
@@ -108,9 +107,7 @@ class Lane:
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
-        self.recipes: list[Recipe] = []
-        self.corpus: list[Recipe] = list(corpus)
-        self.seen: set[str] = set()
+        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus)
         self.harness_errors: list[str] = []
         self.reference_deaths = 0
         self._rng_seed = rng_seed
@@ -119,8 +116,12 @@ class Lane:
     @property
     def sessions(self) -> list[Session]:
         """All sessions in the order in which they are worth starting."""
-        oracle = [] if self.oracle is None else [self.oracle]
-        return [self.reference, *oracle, *(t.session for t in self.targets if t.session is not None)]
+        return [self.reference, self.oracle, *(t.session for t in self.targets if t.session is not None)]
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """The recipes of all inputs so far."""
+        return self.stream.recipes
 
     @property
     def digest(self) -> str:
@@ -143,8 +144,7 @@ class Lane:
         if self.finished:
             return []
         targets = sorted((t for t in self.targets if not t.over and not self.done(t)), key=lambda t: t.cursor)
-        first = [self.reference] if self.oracle is None else [self.reference, self.oracle]
-        found = [*first, *(t.session for t in targets if t.session is not None)]
+        found = [self.reference, self.oracle, *(t.session for t in targets if t.session is not None)]
         return [session for session in found if session.state is State.IDLE]
 
     def done(self, target: Target) -> bool:
@@ -158,9 +158,7 @@ class Lane:
 
     def recipe(self, index: int) -> Recipe:
         """The recipe of the `index`-th input; at most one past those that are known."""
-        if index == len(self.recipes):
-            self.recipes.append(next_recipe(self.seed, self._rng_seed, index, self.corpus))
-        return self.recipes[index]
+        return self.stream.recipe(index)
 
     def sample(self, index: int) -> dict[str, Tensor]:
         return apply_recipe(self.seed, self.recipe(index))
@@ -170,7 +168,7 @@ class Lane:
 
     def bench(self, target: Target) -> Bench:
         assert target.session is not None
-        return Bench(self.seed, self.reference, target.session, self.oracle, self.no_oracle)
+        return Bench(self.seed, self.reference, target.session, self.oracle)
 
     def record(self, index: int, content: str) -> None:
         """Add an input that is generated for the first time, with the hash of its content, to the digest."""
@@ -178,21 +176,14 @@ class Lane:
 
     def learn(self, index: int, answer: Answer) -> frozenset[str]:
         """Take an input with a new feature into the corpus; gives what was new."""
-        new = features(answer) - self.seen
-        if new:
-            self.seen |= new
-            self.corpus.append(self.recipes[index])
-        return new
+        return self.stream.learn(index, answer)
 
     def restore_input(self, index: int, recipe: Recipe, content: str, new: list[str], died: str) -> None:
         """Take up an input from a journal. Raises XbfuzzError where the journal has a gap."""
         if index != len(self.recipes):
             raise XbfuzzError(f"the journal has input {index} of {self.name} where {len(self.recipes)} was due")
-        self.recipes.append(recipe)
+        self.stream.restore(recipe, new)
         self.record(index, content)
-        self.seen |= set(new)
-        if new:
-            self.corpus.append(recipe)
         if died:
             self.reference_died(died)
 
@@ -211,7 +202,8 @@ class Lane:
         for draw in range(VETTING_INPUTS):
             answer = self.reference.run(base_sample(self.seed, draw), rng_seed=run_seed(self._rng_seed, draw))
             if answer.leaves is None:
-                self.failed = f"the reference fails on base input {draw}: {answer.error}"
+                does = "dies" if answer.death is not None else "raises"
+                self.failed = f"the reference {does} on base input {draw}, so that nothing is compared: {answer.error}"
                 return
             answers.append(answer.leaves)
         self.vacuity = informative_leaves(answers, self.seed.tolerance)
@@ -223,8 +215,6 @@ class Lane:
         asked: dict[bool, OracleAnswer] = {}
 
         def ask(decide: bool) -> OracleAnswer:
-            if self.oracle is None:
-                raise OracleDown(self.no_oracle)
             if decide not in asked:
                 rng_seed = run_seed(self._rng_seed, 0)
                 asked[decide] = ask_oracle(self.oracle, base_sample(self.seed, 0), rng_seed=rng_seed, decide=decide)

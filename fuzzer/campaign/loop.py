@@ -22,6 +22,7 @@ from fuzzer.campaign.journal import Journal, stamp
 from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
+from fuzzer.campaign.stream import Search
 from fuzzer.campaign.summary import Summary, summarize
 from fuzzer.crashes.store import list_crashes
 from fuzzer.errors import XbfuzzError
@@ -60,9 +61,9 @@ class Campaign:
         self._where = where
         self._watch = watch
         self.plan = make_plan(seeds, options)
+        search = Search.named(options.search)
         self.lanes = [
-            Lane(planned, where, options.rng_seed, corpus.read(options.corpus, planned.seed) if options.corpus else [])
-            for planned in self.plan.seeds
+            Lane(planned, where, options.rng_seed, self._kept(planned.seed), search) for planned in self.plan.seeds
         ]
         self.ledger = Ledger.with_known(path.name for path in list_crashes(options.crashes))
         self.executions = self.inputs = 0
@@ -70,6 +71,9 @@ class Campaign:
         self.interrupted = False
         self._spent: dict[str, float] = {lane.name: 0.0 for lane in self.lanes}
         self._turn = 0
+
+    def _kept(self, seed: Seed) -> list[Recipe]:
+        return corpus.read(self.options.corpus, seed) if self.options.corpus else []
 
     @property
     def elapsed_s(self) -> float:
@@ -95,7 +99,9 @@ class Campaign:
             self._journal = journal
             if self.options.resume:
                 self._restore()
-            journal.write("start", rng_seed=self.options.rng_seed, seeds=self._seed_hashes())
+            journal.write(
+                "start", rng_seed=self.options.rng_seed, search=self.options.search, seeds=self._seed_hashes()
+            )
             self._pool = Pool(self.lanes, self.options.max_workers or most_workers())
             self._confirmer = Confirmer(
                 self.options.crashes, self._where, private=self.options.private, reduce_s=self.options.reduce_s
@@ -149,7 +155,7 @@ class Campaign:
 
     @staticmethod
     def _oracle_settled(lane: Lane) -> bool:
-        return lane.oracle is None or lane.oracle.state not in (State.IDLE, State.PREPARING)
+        return lane.oracle.state not in (State.IDLE, State.PREPARING)
 
     def _prepared(self, session: Session) -> None:
         lane = next(lane for lane in self.lanes if session in lane.sessions)
@@ -326,6 +332,8 @@ class Campaign:
     def _check_same(self, start: Mapping[str, Any]) -> None:
         if start["rng_seed"] != self.options.rng_seed:
             raise XbfuzzError(f"that run had --rng-seed {start['rng_seed']}; give the same to resume it")
+        if start.get("search", "full") != self.options.search:
+            raise XbfuzzError(f"that run had --search {start['search']}; give the same to resume it")
         changed = [name for name, text in self._seed_hashes().items() if start["seeds"].get(name, text) != text]
         if changed:
             raise XbfuzzError(f"{', '.join(changed)} changed since that run; start a new one without --resume")

@@ -73,7 +73,7 @@ class Pool:
                 target.session.close()
         if idle:
             return True
-        lacking = [s for s in (first.reference, first.oracle) if s is not None and s.state is State.IDLE]
+        lacking = [s for s in (first.reference, first.oracle) if s.state is State.IDLE]
         if targets and not lacking:
             return False
         for lane in reversed(self._queue):
