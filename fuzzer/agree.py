@@ -29,8 +29,9 @@ from fuzzer.models import Model, weights_hash
 from fuzzer.seeds import Seed
 from fuzzer.tensors import raw_bytes
 from fuzzer.trees import Leaves, flatten, map_tensors
-from fuzzer.verify.examine import DECISION_DRAWS, DRAWS, OracleDown, large_gaps, unstable, verdict_of
+from fuzzer.verify.examine import DECISION_DRAWS, DRAWS, large_gaps, unstable, verdict_of
 from fuzzer.verify.judge import THRESHOLD, OracleAnswer
+from fuzzer.verify.unanswered import OracleDown
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
 from fuzzer.verify.verdict import Outcome, Verdict, sentence_of
 

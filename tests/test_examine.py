@@ -50,7 +50,7 @@ class Table:
         return self.examine_answers(*answers, x=x, **how)
 
     def examine_answers(self, reference: Answer, target: Answer, x: Tensor = X, **how: Any) -> Examined:
-        bench = Bench(self.seed, self.reference, self.target, self.oracle, "" if self.oracle else "there is none")  # type: ignore[arg-type]
+        bench = Bench(self.seed, self.reference, self.target, self.oracle)  # type: ignore[arg-type]
         given_ = {"rng_seed": RNG_SEED, "vacuity": None, "screen": None} | how
         return examine(bench, named([x]), reference, target, **given_)
 
@@ -76,15 +76,73 @@ def reverse(x: Tensor) -> Tensor:
 # Answers without leaves.
 
 
-def test_one_side_that_raises_is_an_exception_and_both_are_not_compared() -> None:
-    for first, second, side in ((raises, straight, "reference"), (straight, raises, "target")):
-        found = Table(first, second).examine().verdict
-        assert (found.outcome, [d.kind for d in found.differences]) == (Outcome.MISMATCH, [Kind.EXCEPTION])
-        assert found.differences[0].message == f"the {side} raises, the other side answers"
-        assert "IndexError: index 7 is out of range" in (found.differences[0].reference, found.differences[0].target)
+def test_both_that_raise_are_not_compared() -> None:
     both = Table(raises, raises).examine().verdict
     assert (both.outcome, both.compared, both.differences) == (Outcome.NOT_COMPARED, 0, [])
     assert both.notes == ["both sides raise: IndexError and IndexError"]
+
+
+def only_in_float32(x: Tensor) -> Tensor:
+    if x.dtype == torch.float32:
+        raise RuntimeError("no kernel for Float")
+    return straight(x)
+
+
+def dtype_in_words(x: Tensor) -> Tensor:
+    raise RuntimeError(f"no kernel for {'Float' if x.dtype == torch.float32 else 'Double'}")
+
+
+def one_error_for_each_dtype(x: Tensor) -> Tensor:
+    raise ValueError("too coarse") if x.dtype == torch.float32 else OverflowError("too fine")
+
+
+def not_in_float64(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        raise NotImplementedError("no float64")
+    return straight(x)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "side", "blame", "told"),
+    [
+        (straight, raises, "target", Blame.TARGET, ", and so does float64"),
+        (only_in_float32, straight, "reference", Blame.REFERENCE, ", and so does float64"),
+        (raises, straight, "reference", Blame.TARGET, "the model refuses this input, and the target does not"),
+        (dtype_in_words, straight, "reference", Blame.TARGET, "the model refuses this input, and the target does not"),
+        (one_error_for_each_dtype, straight, "reference", Blame.UNKNOWN, ""),
+        (not_in_float64, raises, "target", Blame.UNKNOWN, ""),
+    ],
+)
+def test_an_exception_is_blamed_by_what_float64_does(
+    first: Any, second: Any, side: str, blame: Blame, told: str
+) -> None:
+    found = Table(first, second).examine().verdict
+    assert (found.outcome, found.blame, found.judged) == (Outcome.MISMATCH, blame, True)
+    (difference,) = found.differences
+    assert difference.kind is Kind.EXCEPTION
+    assert difference.message.startswith(f"the {side} raises, the other side answers")
+    assert difference.message.endswith(told)
+    assert ": " in (difference.reference if side == "reference" else difference.target)
+    assert (blame is Blame.UNKNOWN) == any("no float64 answer" in note for note in found.notes)
+
+
+def test_without_an_oracle_nobody_is_blamed_for_an_exception() -> None:
+    found = Table(straight, raises, oracle=False).examine().verdict
+    assert (found.outcome, found.blame, found.judged) == (Outcome.MISMATCH, Blame.UNKNOWN, False)
+    assert found.notes == ["not judged: there is no oracle"]
+
+
+def test_the_words_of_a_death_say_which_side_died_and_what_the_other_did() -> None:
+    table = Table(straight, straight)
+    death, answer = Answer(death=Death("crash", "killed by SIGSEGV")), Answer({"$": X})
+    error = Answer(failure=Failure("exception", "ValueError", "no"))
+    for sides, message in (
+        ((death, answer), "the reference dies (killed by SIGSEGV); the other side answers"),
+        ((error, death), "the target dies (killed by SIGSEGV); the other side raises"),
+    ):
+        (difference,) = table.examine_answers(*sides).verdict.differences
+        assert difference.message == message
+    assert table.requests == 0
 
 
 def test_a_death_is_blamed_on_the_side_that_died_even_where_the_other_raised() -> None:
@@ -168,13 +226,13 @@ def doubled(x: Tensor) -> Tensor:
 def test_without_an_oracle_a_difference_stands_unjudged_and_the_note_says_why() -> None:
     found = Table(straight, doubled, oracle=False).examine().verdict
     assert (found.outcome, found.judged, found.blame) == (Outcome.MISMATCH, False, Blame.UNKNOWN)
-    assert found.notes == ["not judged: there is none"]
+    assert found.notes == ["not judged: there is no oracle"]
 
 
 def test_without_an_oracle_what_may_be_rounding_is_not_reported() -> None:
     found = Table(straight, reverse, oracle=False).examine().verdict
     assert (found.outcome, found.judged, found.differences) == (Outcome.PASS, False, [])
-    assert found.notes == ["not judged: there is none"]
+    assert found.notes == ["not judged: there is no oracle"]
 
 
 def test_an_oracle_that_fails_is_told_and_the_difference_stands() -> None:

@@ -3,6 +3,7 @@
 It is asked by variant. `{"kind": "judge", "draws": K, "amplitude": A, "decide": bool, "rng_seed": n}` answers
 `{"plain": …, "truth": …, "draws": [K outputs], "narrow": bool}`: the module as it is, in float64 on the same inputs,
 and K times with inputs, parameters and rounded results moved by up to A places. `narrow`: 16-bit floats were seen.
+`{"kind": "truth", "rng_seed": n}` answers the float64 run alone: for an input that the module itself refuses.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Oracle(Backend):
         error."""
         rng_seed = int(variant["rng_seed"])
         _seed(rng_seed)
+        if variant.get("kind") == "truth":
+            return {"truth": self._truth(sample)}
         answer: dict[str, Any] = {"plain": self.run(_copies(sample))}
         if variant.get("truth", True):
             _seed(rng_seed)

@@ -27,7 +27,7 @@ from fuzzer.diagnose import Diagnosis, provisional
 from fuzzer.errors import SpecError
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
-from fuzzer.verify.examine import NO_ONNX_ORACLE, Bench, Examined, examine
+from fuzzer.verify.examine import Bench, Examined, examine
 from fuzzer.verify.verdict import Kind, Outcome
 
 #: How often a crash is tried before it is called fixed, or flaky at a rate.
@@ -159,13 +159,11 @@ def _replay(crash: Crash, where: Where, keep_weights: bool, attempts: int, bench
 def fresh_bench(seed: Seed, reference: str, target: str, where: Where) -> Bench:
     """Sessions for a verdict, none of them started."""
     example = base_sample(seed, 0)
-    has_oracle = seed.model.source != "onnx"
     return Bench(
         seed,
         reference=Session(seed, reference, example, where),
         target=Session(seed, target, example, where),
-        oracle=Session(seed, ORACLE, example, where) if has_oracle else None,
-        no_oracle="" if has_oracle else NO_ONNX_ORACLE,
+        oracle=Session(seed, ORACLE, example, where),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from fuzzer.verify.compare import Comparison, as_real, compare
 from fuzzer.verify.judge import THRESHOLD, OracleAnswer, judge
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.tasks import task_difference, tier3
+from fuzzer.verify.unanswered import OracleDown, without_leaves
 from fuzzer.verify.vacuity import Vacuity
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
@@ -28,23 +30,16 @@ DECISION_DRAWS = 24
 LARGE_GAP = 1000.0
 #: The study's loosest tolerance: what meets it is not reported where there is no oracle to judge it.
 LOOSEST = "1e-3"
-#: Why a model that exists only as ONNX is not judged.
-NO_ONNX_ORACLE = "an ONNX file has no float64 oracle yet"
-
-
-class OracleDown(Exception):
-    """The oracle could not be asked; the verdict is then not judged, and says why."""
 
 
 @dataclass
 class Bench:
-    """The sessions that a verdict may need. `oracle` is None for models that have none, with the reason."""
+    """The sessions that a verdict may need. An oracle that refuses the model says why; None is for no oracle at all."""
 
     seed: Seed
     reference: Session
     target: Session
     oracle: Session | None
-    no_oracle: str = ""
 
 
 @dataclass
@@ -73,16 +68,20 @@ def examine(
     With `screen` None, or `always_judge`, every float difference is judged. Where a difference stands, both sides
     run again: one that disagrees with itself is `nondeterminism`, and that is then the finding.
     """
-    early = _without_leaves(reference, target)
+
+    def oracle_session() -> Session:
+        if bench.oracle is None:
+            raise OracleDown("there is no oracle")
+        return bench.oracle
+
+    early = without_leaves(reference, target, lambda: ask_truth(oracle_session(), sample, rng_seed=rng_seed))
     if early is not None:
         return Examined(early, reference, target)
     assert reference.leaves is not None
     assert target.leaves is not None
 
     def ask(decide: bool) -> OracleAnswer:
-        if bench.oracle is None:
-            raise OracleDown(bench.no_oracle or "this model has no oracle")
-        return ask_oracle(bench.oracle, sample, rng_seed=rng_seed, decide=decide)
+        return ask_oracle(oracle_session(), sample, rng_seed=rng_seed, decide=decide)
 
     verdict, oracle = verdict_of(
         bench.seed,
@@ -162,46 +161,31 @@ def ask_oracle(session: Session, sample: Mapping[str, Tensor], *, rng_seed: int,
 
     Raises OracleDown where it raised or died; one that is not ready is prepared first.
     """
-    if session.state is not State.READY and session.prepare() is not State.READY:
-        raise OracleDown(f"the oracle could not be prepared: {session.reason}")
-    answer = session.run(
+    return _asked(
+        session,
         sample,
-        rng_seed=rng_seed,
+        rng_seed,
         kind="judge",
         draws=DECISION_DRAWS if decide else DRAWS,
         amplitude=int(THRESHOLD) if decide else 1,
         decide=decide,
         truth=not decide,
     )
+
+
+def ask_truth(session: Session, sample: Mapping[str, Tensor], *, rng_seed: int) -> OracleAnswer:
+    """The float64 answer alone, for an input that the module itself may refuse. Raises OracleDown as `ask_oracle`."""
+    return _asked(session, sample, rng_seed, kind="truth")
+
+
+def _asked(session: Session, sample: Mapping[str, Tensor], rng_seed: int, **variant: Any) -> OracleAnswer:
+    refused = session.state is State.REFUSED  # it would refuse again
+    if session.state is not State.READY and (refused or session.prepare() is not State.READY):
+        raise OracleDown(f"the oracle could not be prepared: {session.reason}")
+    answer = session.run(sample, rng_seed=rng_seed, **variant)
     if answer.leaves is None:
         raise OracleDown(f"the oracle failed: {answer.error}")
     return OracleAnswer.from_leaves(answer.leaves)
-
-
-def _without_leaves(reference: Answer, target: Answer) -> Verdict | None:
-    """The verdict where a side has no leaves: it died, raised, or the harness failed."""
-    for side, answer in (("reference", reference), ("target", target)):
-        if answer.failure is not None and answer.failure.kind == "internal":
-            return Verdict(Outcome.NOT_COMPARED, notes=[f"harness error on the {side}: {answer.error}"])
-        if answer.failure is not None and answer.failure.kind == "unsupported":
-            return Verdict(Outcome.NOT_COMPARED, notes=[f"the {side} cannot run this input: {answer.error}"])
-    if reference.leaves is not None and target.leaves is not None:
-        return None
-    texts = reference.error or "answers", target.error or "answers"
-    differences = [
-        Difference("$", Kind(str(death.kind)), death.message, blame=blame, reference=texts[0], target=texts[1])
-        for death, blame in ((target.death, Blame.TARGET), (reference.death, Blame.REFERENCE))
-        if death is not None
-    ]
-    if differences:
-        return Verdict(Outcome.MISMATCH, differences=differences)
-    if reference.failure is not None and target.failure is not None:
-        kinds = f"{reference.failure.type} and {target.failure.type}"
-        return Verdict(Outcome.NOT_COMPARED, notes=[f"both sides raise: {kinds}"])
-    side = "reference" if reference.failure is not None else "target"
-    message = f"the {side} raises, the other side answers"
-    difference = Difference("$", Kind.EXCEPTION, message, blame=Blame.UNKNOWN, reference=texts[0], target=texts[1])
-    return Verdict(Outcome.MISMATCH, differences=[difference])
 
 
 def _informative(reference: Leaves, comparison: Comparison, vacuity: Vacuity | None) -> int:
