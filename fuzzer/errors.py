@@ -32,6 +32,10 @@ class SpecError(XbfuzzError):
     """A backend string that names no backend, or an option that backend does not have."""
 
 
+class PluginError(XbfuzzError):
+    """A plug-in that the user named and that cannot be loaded."""
+
+
 class CrashFolderError(XbfuzzError):
     """A crash folder that is damaged or that asks for more trust than it was given."""
 

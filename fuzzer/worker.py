@@ -101,8 +101,9 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
     from fuzzer.backends.oracle_observe import ObservingOracle
     from fuzzer.backends.registry import backend_class, parse
     from fuzzer.backends.spec import BackendSpec
-    from fuzzer.errors import ModelError, Unsupported
+    from fuzzer.errors import ModelError, SpecError, Unsupported
     from fuzzer.models import build_model
+    from fuzzer.plugins import load_plugins
     from fuzzer.seeds.load import seed_from_json
 
     request = frame.header
@@ -113,7 +114,13 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
     if request["backend"] == ORACLE:
         backend = ObservingOracle(BackendSpec.parse(ORACLE))
     else:
-        spec = parse(request["backend"])
+        # A plug-in that this interpreter cannot import matters only where the backend is one of its own.
+        missing = [plugin.failure for plugin in load_plugins(strict=False) if plugin.failure is not None]
+        try:
+            spec = parse(request["backend"])
+        except SpecError as error:
+            reason = "; ".join([str(error), *missing])
+            return None, failure_header(Failure("unsupported", "SpecError", reason, "plug-in")), b""
         backend = backend_class(spec.runtime)(spec)
     example = tensors.decode(frame.payload)
     try:

@@ -5,6 +5,7 @@ The built-in backends use this interface and nothing more. Each instance lives i
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,12 +21,16 @@ from fuzzer.models import Model
 Sample = Mapping[str, Tensor]
 
 
+#: The values of an option that takes any name of letters, digits, `_`, `.` and `-`.
+ANY_NAME = ("*",)
+
+
 class Backend(ABC):
     """One way to run a model. Subclasses name their runtime, their devices and their options."""
 
     runtime: ClassVar[str]
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
-    #: option → the values it takes; an empty tuple means any whole number
+    #: option → the values it takes; an empty tuple means any whole number, ANY_NAME any name
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, spec: BackendSpec) -> None:
@@ -41,8 +46,9 @@ class Backend(ABC):
                 known = ", ".join(cls.options) or "none"
                 raise SpecError(f"{spec}: {cls.runtime} has no option {option!r} (it has: {known})")
             allowed = cls.options[option]
-            if (allowed and value not in allowed) or (not allowed and not value.isdecimal()):
-                raise SpecError(f"{spec}: {option} takes {' or '.join(allowed) or 'a whole number'}, not {value!r}")
+            if not _takes(allowed, value):
+                words = "a name" if allowed == ANY_NAME else " or ".join(allowed) or "a whole number"
+                raise SpecError(f"{spec}: {option} takes {words}, not {value!r}")
 
     @classmethod
     @abstractmethod
@@ -70,3 +76,9 @@ class Backend(ABC):
     def evidence(self) -> dict[str, Any]:
         """What is known of what really ran: graphs, breaks, recompiles, exporter, node placement. JSON values only."""
         return {}
+
+
+def _takes(allowed: tuple[str, ...], value: str) -> bool:
+    if allowed == ANY_NAME:
+        return re.fullmatch(r"[\w.-]+", value) is not None
+    return value in allowed if allowed else value.isdecimal()

@@ -30,10 +30,17 @@ from fuzzer.worker import main
 main()
 """
 _TELL = """
-import importlib.metadata, json
+import json
 from fuzzer.backends.registry import availability, parse
 from fuzzer.crashes.environment import environment
-print(json.dumps({"reason": availability(parse(sys.argv[1])), "environment": environment()}))
+from fuzzer.errors import SpecError
+from fuzzer.plugins import load_plugins
+missing = [plugin.failure for plugin in load_plugins(strict=False) if plugin.failure is not None]
+try:
+    reason = availability(parse(sys.argv[1]))
+except SpecError as error:
+    reason = "; ".join([str(error), *missing])
+print(json.dumps({"reason": reason, "environment": environment()}))
 """
 
 

@@ -9,6 +9,7 @@ from fuzzer.backends.compiled import AotEager, Dynamo, Inductor
 from fuzzer.backends.eager import Eager
 from fuzzer.backends.interpreter import availability_there
 from fuzzer.backends.onnxruntime_backend import OnnxRuntime
+from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import SpecError
 
@@ -18,12 +19,18 @@ _CLASSES: dict[str, type[Backend]] = {}
 def register(backend: type[Backend]) -> type[Backend]:
     """Make a backend known under its runtime's name; also usable as a decorator.
 
-    Raises SpecError where the name is no runtime's name or belongs to another class.
+    Raises SpecError where it is no whole backend, or where its name is no runtime's name or belongs to another class.
     """
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        raise SpecError(f"{backend!r} is no subclass of fuzzer.backends.base.Backend")
     runtime = getattr(backend, "runtime", None)
     if not isinstance(runtime, str):
         raise SpecError(f"the backend class {backend.__qualname__} has no `runtime`")
-    BackendSpec.parse(f"{runtime}:cpu")
+    if BackendSpec.parse(f"{runtime}:cpu").base == ORACLE:
+        raise SpecError(f"no backend can be called {runtime!r}: the float64 oracle is")
+    lacks = sorted(getattr(backend, "__abstractmethods__", ()))
+    if lacks:
+        raise SpecError(f"the backend class {backend.__qualname__} does not define {', '.join(lacks)}")
     if _CLASSES.setdefault(runtime, backend) is not backend:
         other = _CLASSES[runtime].__qualname__
         raise SpecError(f"two backends are called {runtime!r}: {other} and {backend.__qualname__}")

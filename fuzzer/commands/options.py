@@ -42,6 +42,27 @@ CRASHES = click.option(
 )
 
 
+def _load_plugins(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
+    """Runs before the command does: what plug-ins bring must be known when seeds and crashes are read."""
+    if context.resilient_parsing:
+        return
+    from fuzzer.plugins import load_plugins
+
+    for plugin in load_plugins(names):
+        if plugin.failure is not None:
+            click.echo(f"xbfuzz: {plugin.failure} ({plugin.source}); going on without it", err=True)
+
+
+PLUGIN = click.option(
+    "--plugin",
+    multiple=True,
+    metavar="MODULE_OR_FILE",
+    expose_value=False,
+    callback=_load_plugins,
+    help="Import this first: it brings backends, mutators, tasks or interventions of your own; repeatable.",
+)
+
+
 def echo_json(value: Mapping[str, Any]) -> None:
     """Print a value as strict JSON, indented."""
     click.echo(json.dumps(json.loads(to_json(dict(value))), indent=1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzzer.commands.options import CACHE, CRASHES, JSON, Duration, echo_json, load
+from fuzzer.commands.options import CACHE, CRASHES, JSON, PLUGIN, Duration, echo_json, load
 from fuzzer.errors import XbfuzzError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--budget", type=Duration(), default="60s", show_default=True, help="How long to try smaller inputs.")
 @click.option("--trust", is_flag=True, help="Run Python code that a crash's seed imports from outside this project.")
 @CRASHES
+@PLUGIN
 @CACHE
 @JSON
 def reduce(crash_id: str, budget: float, trust: bool, crashes: Path, cache: Path | None, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzzer.commands.options import CACHE, JSON, PATHS, crash_folders, echo_json
+from fuzzer.commands.options import CACHE, JSON, PATHS, PLUGIN, crash_folders, echo_json
 from fuzzer.errors import XbfuzzError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--attempts", type=click.IntRange(min=1), default=3, show_default=True, help="Tries for each crash.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the outcome as JUnit XML.")
 @click.option("--against", metavar="PYTHON", help="Replay under this interpreter too: what is fixed or broken there?")
+@PLUGIN
 @CACHE
 @JSON
 def replay(

@@ -1,0 +1,167 @@
+"""Plug-ins: modules and files that register backends, mutators, tasks and interventions when they are imported.
+
+Loaded are those that installed packages announce by entry point, those that the environment variable XBFUZZ_PLUGINS
+names, and those that the caller names; each once a process. The names of the last two go to that variable, so that
+worker processes know the same. A plug-in is code that runs with the user's rights: nothing that is read from a seed or
+a crash folder can name one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fuzzer.errors import PluginError, XbfuzzError
+
+#: The environment variable: names joined by os.pathsep, files by their absolute paths.
+PLUGINS = "XBFUZZ_PLUGINS"
+#: What this package's own entry points name, for a source tree that is not installed and so announces nothing.
+SHIPPED: tuple[str, ...] = ()
+#: What a plug-in can register → the package that holds the built-in ones, its register's module, the register.
+_REGISTERS = {
+    "backends": ("fuzzer.backends.registry", "fuzzer.backends.registry", "_CLASSES"),
+    "mutators": ("fuzzer.mutate", "fuzzer.mutate.base", "_REGISTER"),
+    "tasks": ("fuzzer.verify.tasks", "fuzzer.verify.tasks.base", "_REGISTER"),
+    "interventions": ("fuzzer.diagnose", "fuzzer.diagnose.interventions", "_REGISTER"),
+}
+#: The entry-point groups that installed packages announce plug-ins in.
+GROUPS = tuple(f"xbfuzz.{kind}" for kind in _REGISTERS)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in after the attempt to load it. `name` is a module or an absolute path, `source` who named it.
+
+    `registered`: backends, mutators, tasks, interventions → names that are known because of it. `failure` is None where
+    it was loaded; a plug-in that failed has registered nothing.
+    """
+
+    name: str
+    source: str
+    registered: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failure: str | None = None
+
+
+_loaded: dict[str, Plugin] = {}
+
+
+def load_plugins(names: Sequence[str] = (), *, strict: bool = True) -> list[Plugin]:
+    """Load all plug-ins that this process has not loaded yet, `names` (MODULE or FILE.py) last; gives all of them.
+
+    What an installed package announces and cannot be loaded is told in its `failure`. Raises PluginError, one line,
+    where that happens to one that the user named, unless not `strict`.
+    """
+    for name, source in _installed():
+        _load_once(name, source)
+    named = [name for name in os.environ.get(PLUGINS, "").split(os.pathsep) if name]
+    wanted = dict.fromkeys([*named, *(_absolute(name) for name in names)])
+    for name in wanted:
+        plugin = _load_once(name, PLUGINS if name in named else "--plugin")
+        if strict and plugin.failure is not None:
+            del _loaded[name]  # whoever mends it may try again
+            raise PluginError(plugin.failure)
+    if wanted:
+        os.environ[PLUGINS] = os.pathsep.join(wanted)
+    return list(_loaded.values())
+
+
+def origin(kind: str, name: str) -> str | None:
+    """The plug-in from which the backend (or mutator, task, intervention: `kind` in the plural) `name` comes.
+
+    None where it is built in, or registered by the program itself.
+    """
+    return next((plugin.name for plugin in _loaded.values() if name in plugin.registered.get(kind, ())), None)
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    """Modules of entry points, and the package that announces each."""
+    found = [entry for group in GROUPS for entry in metadata.entry_points(group=group)]
+    for entry in found:
+        yield entry.module, f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "an entry point"
+    for name in SHIPPED:
+        if name not in {entry.module for entry in found}:
+            yield name, "xbfuzz"
+
+
+def _absolute(name: str) -> str:
+    """A module's name as it is, a file's as its absolute path. Raises PluginError where it can be neither."""
+    if not _is_file(name):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise PluginError(f"plug-in {name!r} is neither a module's name nor a file that ends in .py")
+        return name
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise PluginError(f"plug-in {name}: there is no such file")
+    if os.pathsep in str(path):
+        raise PluginError(f"plug-in {path}: a path with {os.pathsep!r} in it cannot be told to workers")
+    return str(path)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") or os.sep in name
+
+
+def _load_once(name: str, source: str) -> Plugin:
+    if name not in _loaded:
+        _loaded[name] = _load(name, source)
+    return _loaded[name]
+
+
+def _load(name: str, source: str) -> Plugin:
+    """Import it; where that fails, whatever it had registered until then is taken back."""
+    from fuzzer.models.contain import contained
+
+    registers = _registers()
+    before = {kind: dict(register) for kind, register in registers.items()}
+    shown = f"plug-in {name}"
+    folder = Path(name).parent if _is_file(name) else None
+    failure = None
+    try:
+        with contained(shown, near=folder):
+            _import(name, folder)
+    except XbfuzzError as error:
+        text = " ".join(str(error).split())
+        failure = text if text.startswith(shown) else f"{shown}: {text}"
+        for kind, register in registers.items():
+            register.clear()
+            register.update(before[kind])
+    new = {kind: tuple(sorted(set(register) - set(before[kind]))) for kind, register in registers.items()}
+    return Plugin(name, source, {kind: names for kind, names in new.items() if names}, failure)
+
+
+def _import(name: str, folder: Path | None) -> None:
+    """By name, or from the file. What stands beside it, or in the current folder, can be imported meanwhile."""
+    sys.path.insert(0, str(folder or Path.cwd()))
+    if folder is None:
+        importlib.import_module(name)
+        return
+    # Under a name of its own, which stands in sys.modules because dataclasses and Dynamo look a class's module up.
+    unique = f"xbfuzz_plugin_{Path(name).stem}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(unique, name)
+    if spec is None or spec.loader is None:
+        raise PluginError("cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+
+
+def _registers() -> dict[str, dict[str, Any]]:
+    """The registers themselves, once all that is built in stands in them."""
+    found = {}
+    for kind, (package, module, register) in _REGISTERS.items():
+        importlib.import_module(package)
+        if importlib.util.find_spec(module) is not None:
+            found[kind] = getattr(importlib.import_module(module), register)
+    return found
