@@ -58,6 +58,7 @@ def cli(debug: bool) -> None:
     show_default=True,
     help="How inputs are made: all there is; mutations without feedback; uniform values; base inputs.",
 )
+@click.option("--trust", is_flag=True, help="Read .pt2 files from outside this folder; they can run code.")
 @click.option("--max-workers", type=click.IntRange(min=3), help="At most so many worker processes.")
 @PLUGIN
 @CACHE
@@ -65,10 +66,14 @@ def cli(debug: bool) -> None:
 def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
     """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
     from fuzzer.campaign import Campaign, Options
+    from fuzzer.crashes.trust import foreign_program
     from fuzzer.place import cache_folder, surroundings
     from fuzzer.seeds.load import load_seeds
 
     seeds = load_seeds(list(paths) or [Path("seeds")])
+    for seed in [] if choices.pop("trust") else seeds:
+        if reason := foreign_program(seed, Path.cwd()):
+            raise XbfuzzError(f"{seed.name}: {reason}; --trust reads it all the same")
     if choices["budget"] is None and choices["max_execs"] is None:
         choices["budget"] = 600.0
     place = cache_folder(cache)

@@ -29,6 +29,9 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
     spec = seed.model
     if spec.source == "onnx":
         return ModelSource("", "", ["return None  # the model is the file model.onnx"])
+    if spec.source in ("repo", "hub", "exported"):
+        what = f"{spec.source} {spec.builder or spec.name or ''} of {spec.repo or spec.path}".replace("  ", " ")
+        return ModelSource("", "", [f"raise CannotRun({f'the model is not kept here ({what}); make it in build()'!r})"])
     body, future, code = _library(spec) if spec.source == "library" else _builder(spec, source, taken)
     lines = [f"torch.manual_seed({spec.weights.seed})", *body]
     if "weights.safetensors" in crash.files:
@@ -41,9 +44,13 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
 
 
 def _library(spec: ModelSpec) -> tuple[list[str], str, str]:
+    assert spec.name is not None
+    if spec.library == "timm":
+        return [f"import timm\n\n    model = timm.create_model({spec.name!r}, {_arguments(spec.args)})"], "", ""
+    if spec.library == "transformers":
+        return [_transformers(spec.name, spec.args)], "", ""
     import torchvision  # a second to import: only where the model is one of its
 
-    assert spec.name is not None
     name = spec.name.rsplit(".", 1)[-1]
     arguments: dict[str, Any] = {"weights": "DEFAULT" if spec.weights.kind == "default" else None}
     if spec.weights.kind != "default" and name in torchvision.models.list_models():
@@ -51,6 +58,15 @@ def _library(spec: ModelSpec) -> tuple[list[str], str, str]:
         if "weights_backbone" in inspect.signature(builder).parameters:
             arguments["weights_backbone"] = None
     return [f"model = torchvision.models.get_model({name!r}, {_arguments(arguments | spec.args)})"], "", ""
+
+
+def _transformers(name: str, args: dict[str, Any]) -> str:
+    """By the name of a class, or by a model type, as `fuzzer.models.libraries` takes it."""
+    options = _arguments({"use_cache": False} | args)
+    if name.isidentifier() and name[0].isupper():
+        return f"import transformers\n\n    make = transformers.{name}\n    model = make(make.config_class({options}))"
+    made = f"transformers.AutoConfig.for_model({name!r}, {options})"
+    return f"import transformers\n\n    model = transformers.AutoModel.from_config({made})"
 
 
 def _builder(spec: ModelSpec, source: str | None, taken: Collection[str]) -> tuple[list[str], str, str]:

@@ -129,7 +129,8 @@ def _onnx_file(crash: Crash) -> bytes | None:
 
 def builder_source(crash: Crash) -> bytes | None:
     """The source of the seed's builder, read as text from its file; None where it is no single file."""
-    file = builder_file(seed_from_json(dict(crash.seed), crash.base))
+    seed = seed_from_json(dict(crash.seed), crash.base)
+    file = builder_file(seed) if seed.model.source == "builder" else None  # one file of a repository is not enough
     try:
         return file.read_bytes() if file is not None and file.stat().st_size <= _MAX_YAML else None
     except OSError:

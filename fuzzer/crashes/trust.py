@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash, seed_of
+from fuzzer.seeds import Seed
 
 
 def needs_trust(crash: Crash, project: Path) -> str | None:
@@ -16,9 +17,9 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
 
     The project's own is a function or class defined in a file under the folder `project`, outside installed packages
     and outside crash folders: a crash that was copied in from elsewhere must not bring its code along. A name that the
-    file only imports does not count, because the seed chooses the arguments too (`model:os.system`). Torchvision models
-    and ONNX files run no code of the crash's. An interpreter that a crash names is a program that it chooses. Nothing
-    is imported to find out.
+    file only imports does not count, because the seed chooses the arguments too (`model:os.system`). Models of
+    installed libraries and ONNX files run no code of the crash's; a `.pt2` file can. An interpreter that a crash names
+    is a program that it chooses. Nothing is imported to find out.
     """
     for text in (crash.reference, crash.target):
         python = BackendSpec.parse(text).python
@@ -26,10 +27,19 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
             return f"it runs the program {python}"
     seed = seed_of(crash)
     spec = seed.model
-    if spec.source != "builder" or spec.builder is None:
+    if spec.source == "exported":
+        return foreign_program(seed, project)
+    folder: Path | None = None
+    if spec.source == "hub":
+        if spec.path is None:
+            return f"its seed runs code of {spec.repo} from torch.hub"
+        name, attribute, folder = "hubconf", str(spec.name), seed.path(spec.path)
+    elif spec.builder is not None and spec.source in ("builder", "repo"):
+        name, _, attribute = spec.builder.partition(":")
+        folder = None if spec.path is None else seed.path(spec.path)
+    else:
         return None
-    name, _, attribute = spec.builder.partition(":")
-    found = _file(name, None if spec.path is None else seed.path(spec.path))
+    found = _file(name, folder)
     if found is None:
         return f"its seed imports {name}, which is not a file of this project"
     root = project.resolve()
@@ -42,6 +52,18 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
         return f"its seed imports Python code from a crash's folder, {found.parent}"
     if attribute not in _defined(found):
         return f"its seed calls {attribute}, which {found} does not define itself"
+    return None
+
+
+def foreign_program(seed: Seed, project: Path) -> str | None:
+    """Why reading the seed's `.pt2` file asks for trust, or None: it can run code, and is not the project's own."""
+    if seed.model.source != "exported" or seed.model.path is None:
+        return None
+    path, root = seed.path(seed.model.path), project.resolve()
+    if not path.is_relative_to(root):
+        return f"its seed reads {path}, which can run code and is outside {root}"
+    if any((folder / "crash.yaml").exists() for folder in path.parents if folder.is_relative_to(root)):
+        return f"its seed reads {path}, which can run code and lies in a crash's folder"
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +17,11 @@ from fuzzer.inputs import base_sample
 from fuzzer.models.calibrate import calibrate
 from fuzzer.models.checkpoint import load_weights, read_checkpoint
 from fuzzer.models.contain import contained
+from fuzzer.models.graph import graph_module
+from fuzzer.models.hub import hub_folder, hub_module
+from fuzzer.models.libraries import library_module, library_version
 from fuzzer.models.model import Model
-from fuzzer.models.sources import builder_file, builder_module, library_module, onnx_file
+from fuzzer.models.sources import builder_file, builder_module, exported_module, onnx_file
 from fuzzer.seeds import Seed
 from fuzzer.tensors import content_hash, decode, encode
 
@@ -26,6 +29,16 @@ from fuzzer.tensors import content_hash, decode, encode
 DRAWS = 8
 #: Part of the cache key; to be raised when calibration changes.
 CALIBRATION = 1
+
+
+_MODULES: dict[str, Callable[[Seed], nn.Module]] = {
+    "library": library_module,
+    "builder": builder_module,
+    "repo": builder_module,
+    "hub": hub_module,
+    "exported": exported_module,
+    "graph": graph_module,
+}
 
 
 def build_model(seed: Seed, cache: Path | None) -> Model:
@@ -37,8 +50,9 @@ def build_model(seed: Seed, cache: Path | None) -> Model:
     """
     if seed.model.source == "onnx":
         return Model(seed, None, onnx_file(seed))
-    module = library_module(seed) if seed.model.source == "library" else builder_module(seed)
-    module.eval()
+    module = _MODULES[seed.model.source](seed)
+    if seed.model.source != "exported":  # whose mode was fixed when it was exported
+        module.eval()
     for tensor in [*module.parameters(), *module.buffers()]:
         tensor.requires_grad_(False)
     model = Model(seed, module)
@@ -107,23 +121,21 @@ def _key(model: Model) -> str:
         *_code(seed),
         str(CALIBRATION),
         torch.__version__,
-        _torchvision_version(seed),
+        library_version(seed),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _code(seed: Seed) -> list[str]:
-    file = builder_file(seed)
-    return [] if file is None else [hashlib.sha256(file.read_bytes()).hexdigest()]
-
-
-def _torchvision_version(seed: Seed) -> str:
-    if seed.model.source != "library":
-        return ""
-    import torchvision
-
-    return str(torchvision.__version__)
+    """Hashes of the seed's own code: the builder's file, or all Python files of a repository."""
+    file, folder = builder_file(seed), _folder(seed)
+    files = [] if file is None else [file]
+    if seed.model.source in ("repo", "hub") and folder is not None:
+        files = sorted(path for path in folder.rglob("*.py") if path.is_file())
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
 
 
 def _folder(seed: Seed) -> Path | None:
+    if seed.model.source == "hub":
+        return hub_folder(seed)
     return seed.path(seed.model.path) if seed.model.path is not None else None

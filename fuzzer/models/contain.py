@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
+import signal
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +27,9 @@ _LONGEST = 300  # characters of a message that are worth a reader's line
 def contained(what: str, *, near: Path | None = None) -> Iterator[None]:
     """Run a body of foreign code; whatever it sets process-wide is put back, and what it prints goes to stderr.
 
-    Any exception, SystemExit included, becomes a ModelError that reads `what: Error: message`, with the line where a
-    file under `near` raised it. KeyboardInterrupt and this project's own errors pass.
+    It sees an empty command line and an empty standard input. Any exception, SystemExit included, becomes a ModelError
+    that reads `what: Error: message`, with the line where a file under `near` raised it. KeyboardInterrupt and this
+    project's own errors pass.
     """
     with _restored(), contextlib.redirect_stdout(sys.stderr):
         try:
@@ -59,9 +64,16 @@ def _restored() -> Iterator[None]:
         _undo(np.random.get_state(), np.random.set_state),
         _undo(list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
         _undo(Path.cwd(), os.chdir),
+        _undo(dict(os.environ), _set_environment),
+        _undo((sys.argv, sys.stdin), _set_arguments_and_input),
+        _undo(list(warnings.filters), _set_warning_filters),
+        _undo((logging.root.level, logging.root.manager.disable, list(logging.root.handlers)), _set_logging),
+        *_handlers(),
     ]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), open(os.devnull) as empty:
+        # Code that parses the command line must not see xbfuzz's; code that asks must not wait for an answer.
+        sys.argv, sys.stdin = sys.argv[:1], empty
         try:
             yield
         finally:
@@ -125,6 +137,41 @@ def _cudnn_tf32() -> bool | None:
 def _set_cudnn_tf32(value: bool | None) -> None:
     if value is not None and _cudnn_tf32() != value:
         torch.backends.cudnn.allow_tf32 = value
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+def _set_arguments_and_input(before: tuple[list[str], Any]) -> None:
+    sys.argv, sys.stdin = before
+
+
+def _set_warning_filters(before: list[Any]) -> None:
+    if warnings.filters != before:
+        warnings.filters[:] = before  # type: ignore[index]  # a list, whatever its stub says
+        getattr(warnings, "_filters_mutated", lambda: None)()  # else warnings that were told stay told
+
+
+def _set_logging(before: tuple[int, int, list[logging.Handler]]) -> None:
+    level, disabled, handlers = before
+    logging.root.setLevel(level)
+    logging.disable(disabled)
+    logging.root.handlers[:] = handlers
+
+
+def _handlers() -> list[Callable[[], None]]:
+    """How to put back the handlers of the signals by which a user ends a program; only a main thread may set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return [
+        lambda number=number, handler=handler: signal.signal(number, handler)  # type: ignore[misc]
+        for number, handler in held.items()
+        if handler is not None
+    ]
 
 
 def _undo(value: Any, put: Callable[[Any], Any]) -> Callable[[], None]:

@@ -1,77 +1,42 @@
-"""Where modules come from: torchvision, a user's builder function, an ONNX file."""
+"""Where other modules come from: a user's builder function, a repository, an exported program, an ONNX file."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import inspect
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from torch import nn
 
 from fuzzer.errors import ModelError
-from fuzzer.models.contain import contained, one_line
+from fuzzer.models.contain import contained
+from fuzzer.models.imports import import_from, stays_importable
 from fuzzer.seeds import Seed
-
-#: Folders from which builders were imported: their helper modules must not be mistaken for another folder's.
-_folders: set[Path] = set()
-
-
-def library_module(seed: Seed) -> nn.Module:
-    """A torchvision model, its random initialisation seeded by `weights.seed`; pretrained for `kind: default`.
-
-    The name may carry the submodule's name in front (`detection.`, `segmentation.`, `video.`).
-    Raises ModelError for an unknown name, arguments that do not fit, or a download that fails.
-    """
-    import torchvision  # a second to import: only for seeds that need it
-
-    spec = seed.model
-    assert spec.name is not None
-    name = spec.name.rsplit(".", 1)[-1]
-    known = torchvision.models.list_models()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ModelError(f"{seed.name}: torchvision has no model {spec.name!r}{hint}")
-    arguments: dict[str, Any] = {"weights": None}
-    if spec.weights.kind == "default":
-        arguments["weights"] = "DEFAULT"
-    elif "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
-        arguments["weights_backbone"] = None
-    with contained(f"{seed.name}: torchvision {name}"):
-        torch.manual_seed(spec.weights.seed)
-        try:
-            module: nn.Module = torchvision.models.get_model(name, **arguments, **spec.args)
-        except (URLError, TimeoutError, ConnectionError) as error:
-            raise ModelError(
-                f"{seed.name}: cannot download the weights of {name} ({one_line(error)}); "
-                "give `weights: {kind: calibrated}` or a file"
-            ) from error
-        return module
 
 
 def builder_module(seed: Seed) -> nn.Module:
     """What the user's `module:callable` returns for `args`; import and call both run contained.
 
-    Raises ModelError where the code cannot be imported, raises, exits, or returns something else than an nn.Module.
+    A repository's code (`source: repo`) runs in its own folder, because it may read files from there, and what it
+    imports later is found. Raises ModelError where the code cannot be imported, raises, exits, or returns something
+    else than an nn.Module.
     """
     spec = seed.model
     assert spec.builder is not None
     module_name, _, attribute = spec.builder.partition(":")
     folder = seed.path(spec.path) if spec.path is not None else None
     file = builder_file(seed)
-    shown = f"{seed.name}: builder {spec.builder} ({file})" if file else f"{seed.name}: builder {spec.builder}"
+    shown = f"{seed.name}: {spec.source} {spec.builder}" + (f" ({file or folder})" if file or folder else "")
+    if folder is not None and not folder.is_dir():
+        raise ModelError(f"{seed.name}: there is no folder {folder}")
     with contained(shown, near=folder):
         torch.manual_seed(spec.weights.seed)
-        target: Any = _import(module_name, folder, file)
+        if spec.source == "repo" and folder is not None:
+            os.chdir(folder)
+        # A repository's modules import one another, so each must be found under its own name.
+        target: Any = import_from(module_name, folder, None if spec.source == "repo" else file)
         for part in attribute.split("."):
             target = getattr(target, part)
         # Seeded again: what the import drew depends on what was imported before.
@@ -79,6 +44,8 @@ def builder_module(seed: Seed) -> nn.Module:
         built = target if isinstance(target, nn.Module) and not spec.args else _call(target, spec.args)
     if not isinstance(built, nn.Module):
         raise ModelError(f"{shown}: returned {type(built).__name__}, not a torch.nn.Module")
+    if spec.source == "repo" and folder is not None:
+        stays_importable(folder)
     return built
 
 
@@ -95,38 +62,20 @@ def builder_file(seed: Seed) -> Path | None:
     return file if file.is_file() else None
 
 
-def _import(name: str, folder: Path | None, file: Path | None) -> ModuleType:
-    if folder is None:
-        return importlib.import_module(name)
-    _forget_others(folder)
-    _folders.add(folder)
-    sys.path.insert(0, str(folder))
-    if file is None:
-        return importlib.import_module(name)
-    # Under a name of its own, so that a `model.py` here is never another folder's; registered, as Dynamo looks it up.
-    unique = f"{name}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[unique]
-        raise
+def exported_module(seed: Seed) -> nn.Module:
+    """The module of a `.pt2` file. Reading one can run code that is in it: whoever calls this has trusted it.
+
+    Raises ModelError where the file is missing or cannot be read, or where other weights are asked for than a file's.
+    """
+    assert seed.model.path is not None
+    path = seed.path(seed.model.path)
+    if not path.is_file():
+        raise ModelError(f"{seed.name}: there is no file {path}")
+    if seed.model.weights.kind not in ("default", "file"):
+        raise ModelError(f"{seed.name}: an exported program brings its own weights; leave out `weights`")
+    with contained(f"{seed.name}: {path} is no exported program"):
+        module: nn.Module = torch.export.load(path).module()
     return module
-
-
-def _forget_others(folder: Path) -> None:
-    """Drop modules of other builders' folders that this folder has under the same name."""
-    mine = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if name.partition(".")[0] not in mine or origin is None or Path(origin).is_relative_to(folder):
-            continue
-        if any(Path(origin).is_relative_to(other) for other in _folders - {folder}):
-            del sys.modules[name]
 
 
 def onnx_file(seed: Seed) -> Path:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from fuzzer.seeds.problems import Problem, did_you_mean
-from fuzzer.seeds.schema import WeightsKind, name_problems
+from fuzzer.seeds.problems import Problem, did_you_mean, shown
+from fuzzer.seeds.schema import TASK_KINDS, WeightsKind, name_problems
 
 #: What inputs can be read from.
 INPUT_SUFFIXES = (".png", ".jpg", ".jpeg", ".npz", ".npy", ".safetensors")
@@ -27,6 +27,17 @@ def check_names(data: dict[str, Any]) -> list[Problem]:
         shape = spec.get("shape") if isinstance(spec, dict) else None
         shapes[str(name)] = shape if isinstance(shape, list) else []
     return name_problems(shapes, dims, data.get("call"))
+
+
+def check_task(data: dict[str, Any]) -> list[Problem]:
+    """A kind of task that nothing here knows."""
+    task = data.get("task")
+    kind = _text(task.get("kind") if isinstance(task, dict) else task)
+    if kind is None or kind in TASK_KINDS:
+        return []
+    hint = did_you_mean(kind, TASK_KINDS)
+    text = f"expected one of {', '.join(TASK_KINDS)}, got {shown(kind)}{'; ' + hint if hint else ''}"
+    return [(("task", "kind"), text)]
 
 
 def check_files(data: dict[str, Any], base: Path) -> list[Problem]:
@@ -46,11 +57,16 @@ def check_files(data: dict[str, Any], base: Path) -> list[Problem]:
 
 def _model(model: dict[str, Any], base: Path) -> Iterator[Problem]:
     source, name, path, builder = (_text(model.get(key)) for key in ("source", "name", "path", "builder"))
-    if source == "library" and name is not None:
+    library = _text(model.get("library")) or "torchvision"
+    if source == "library" and library != "torchvision" and not _installed(library):
+        yield ("model", "library"), f"the package {library} is not installed; pip install xbfuzz[{library}]"
+    elif source == "library" and library == "torchvision" and name is not None:
         yield from ((("model", "name"), text) for text in _library_name(name))
-    elif source == "onnx" and path is not None and not (base / path).is_file():
+    elif source in ("onnx", "exported") and path is not None and not (base / path).is_file():
         yield ("model", "path"), f"no such file: {base / path}"
-    elif source == "builder" and builder is not None:
+    elif source == "hub" and path is not None and not (base / path / "hubconf.py").is_file():
+        yield ("model", "path"), f"no such file: {base / path / 'hubconf.py'}"
+    elif source in ("builder", "repo") and builder is not None:
         yield from _builder(builder, path, base)
 
 

@@ -38,6 +38,7 @@ _PATTERNS = {
     r"^[A-Za-z_][A-Za-z0-9_]*$": "a name of letters, digits and `_`",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "a name of letters, digits, `_`, `.` and `-`",
     r"^[\w.]+:[\w.]+$": "module:callable",
+    r"^[\w.-]+/[\w.-]+(:[\w./-]+)?$": "owner/name or owner/name:ref",
 }
 
 

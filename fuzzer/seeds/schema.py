@@ -30,7 +30,19 @@ DTypeName = Literal[
 InputKind = Literal["image", "boxes", "scores", "tokens", "mask", "floats", "integers"]
 WeightsKind = Literal["default", "random", "calibrated", "file"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+#: The kinds of tasks. Registering one of a plug-in's adds it (`fuzzer.verify.tasks.register`).
+TASK_KINDS = ["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
 
+#: What each source of a model cannot do without.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "library": ("name",),
+    "builder": ("builder",),
+    "repo": ("path", "builder"),
+    "hub": ("name",),
+    "exported": ("path",),
+    "onnx": ("path",),
+    "graph": ("graph",),
+}
 _FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 _INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 #: The dtypes in which each kind of input makes sense (whole numbers up to the default ranges are exact in all of them).
@@ -122,23 +134,39 @@ class Weights(Strict):
 class ModelSpec(Strict):
     """Where the module comes from.
 
-    library: `name` is a torchvision model (`resnet18`, `detection.ssdlite320_mobilenet_v3_large`).
+    library: `name` is a model of `library`: torchvision's (`resnet18`, `detection.ssdlite320_mobilenet_v3_large`),
+    timm's, or a class or model type of transformers with its configuration in `args`.
     builder: `builder` is `module:callable`, imported with the folder `path` (relative to the seed) in front.
-    onnx: `path` is an ONNX file.
+    repo: the same, where `path` is the root of a repository: its code runs there and stays importable.
+    hub: `name` is an entry point of the `hubconf.py` in the folder `path`, or in torch.hub's copy of `repo`
+    (`owner/name:ref`); nothing is fetched unless `download` says so.
+    exported: `path` is a `.pt2` file. onnx: `path` is an ONNX file.
+    graph: `graph` is what reduction leaves of a module, operators as plain data (`fuzzer.models.graph`).
     """
 
-    source: Literal["library", "builder", "onnx"]
+    source: Literal["library", "builder", "repo", "hub", "exported", "onnx", "graph"]
+    library: Literal["torchvision", "timm", "transformers"] | None = None
     name: str | None = None
+    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+(:[\w./-]+)?$")] | None = None
     path: str | None = None
     builder: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
+    download: bool | None = None
+    graph: Plain = None
     args: dict[str, Plain] = {}
     weights: Weights = Weights()
 
     @model_validator(mode="after")
     def _fields_go_with_the_source(self) -> ModelSpec:
-        needed = {"library": "name", "builder": "builder", "onnx": "path"}[self.source]
-        if getattr(self, needed) is None:
-            raise ValueError(f"`source: {self.source}` needs `{needed}`")
+        for field in _NEEDED[self.source]:
+            if getattr(self, field) is None:
+                raise ValueError(f"`source: {self.source}` needs `{field}`")
+        if self.source == "hub" and (self.path is None) == (self.repo is None):
+            raise ValueError("`source: hub` needs either `path` or `repo`")
+        for field, source in (("library", "library"), ("repo", "hub"), ("download", "hub")):
+            if getattr(self, field) is not None and self.source != source:
+                raise ValueError(f"`{field}` goes with `source: {source}` only")
+        if self.source in ("exported", "onnx") and self.args:
+            raise ValueError(f"`source: {self.source}` takes no `args`")
         return self
 
 
@@ -232,9 +260,12 @@ class Tolerance(Strict):
 
 
 class Task(Strict):
-    """What the outputs mean. `outputs` names leaves by path where a task needs to find them."""
+    """What the outputs mean. `outputs` names leaves by path where a task needs to find them.
 
-    kind: Literal["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
+    A seed file may name the kinds in TASK_KINDS. A stored crash may name others, of a plug-in that is not loaded.
+    """
+
+    kind: Name
     outputs: dict[str, OutputPath] = {}
 
     @model_validator(mode="before")
