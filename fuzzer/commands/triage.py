@@ -47,6 +47,11 @@ def show(crash_id: str, crashes: Path, known: Path | None, as_json: bool) -> Non
 @JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV and nothing else.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report that is one HTML file.")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Runs whose statistics the report shows. [default: runs/ beside the crash folder]",
+)
 @click.pass_context
 def triage(
     context: click.Context,
@@ -56,6 +61,7 @@ def triage(
     as_json: bool,
     as_csv: bool,
     html: Path | None,
+    runs: Path | None,
 ) -> None:
     """A table of the stored crashes, the gravest first."""
     context.obj = crashes
@@ -69,7 +75,7 @@ def triage(
     found = [load_crash(path) for path in crash_folders([crashes])]
     issues = _known(known, crashes)
     if html is not None:
-        _write_report(html, found, issues)
+        _write_report(html, found, issues, runs or crashes.resolve().parent / "runs")
     if as_json:
         echo_json({"crashes": [to_json(crash, issues.match(crash)) for crash in found], **_groups_json(found, by)})
     elif as_csv:
@@ -108,12 +114,13 @@ def _known(given: Path | None, crashes: Path) -> KnownIssues:
     return load_known(crashes / KNOWN if given is None else given)
 
 
-def _write_report(path: Path, found: list[Crash], issues: KnownIssues) -> None:
+def _write_report(path: Path, found: list[Crash], issues: KnownIssues, runs: Path) -> None:
     from fuzzer.files import write_atomically
+    from fuzzer.triage.passes import read_passes
     from fuzzer.triage.report import report
 
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip()
-    write_atomically(path, report(found, issues, made=made))
+    write_atomically(path, report(found, issues, made=made, passes=read_passes(runs)))
     click.echo(f"{path}: {len(found)} crashes", err=True)
 
 

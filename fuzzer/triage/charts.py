@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fuzzer.crashes.crash import Crash
+from fuzzer.triage.numbers import number
+from fuzzer.triage.sweep import Sweep
 from fuzzer.verify.judge import THRESHOLD
 
 if TYPE_CHECKING:  # matplotlib takes a second to import
@@ -19,11 +21,18 @@ if TYPE_CHECKING:  # matplotlib takes a second to import
 
 #: Colours that matplotlib draws with, and what the page has in their place.
 _INK, _SERIES, _QUIET = "#010203", "#040506", "#070809"
-_PAGE = {_INK: "var(--ink)", _SERIES: "var(--series)", _QUIET: "var(--quiet)"}
+_LINES = (_SERIES, "#0a0b0c", "#0b0c0d", "#0c0d0e")
+_DASHES = ("-", "--", ":")
+_PAGE = {
+    _INK: "var(--ink)",
+    _SERIES: "var(--series)",
+    _QUIET: "var(--quiet)",
+    **dict(zip(_LINES[1:], ("var(--wrong)", "var(--decision)", "var(--crash)"), strict=True)),
+}
 #: A curve with more values than this is cut: its end is in the crash's own folder.
 _POINTS = 400
 _CURVES = 12
-_WIDE, _HIGH = 6.0, 2.6
+_WIDE, _HIGH = 5.0, 2.5
 #: Drift that is infinite is drawn at this many floors.
 _MOST = 1e12
 
@@ -33,15 +42,6 @@ def drift_of(crash: Crash) -> float | None:
     found = [number(crash.difference.get(key)) for key in ("drift_reference", "drift_target")]
     measured = [value for value in found if value is not None]
     return max(measured, default=None)
-
-
-def number(value: Any) -> float | None:
-    """A number as a crash file has it: infinities are text there. None for NaN and for anything else."""
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        return None
-    return None if math.isnan(found) else found
 
 
 def drift_histogram(crashes: Iterable[Crash]) -> str:
@@ -65,26 +65,29 @@ def drift_histogram(crashes: Iterable[Crash]) -> str:
     return _svg(draw, "Distance of the worst element from float64, by crash", powers)
 
 
-def tolerance_sweep(crashes: Iterable[Crash]) -> str:
-    """How many crashes the study's criterion would see at each absolute tolerance. "" where no crash has statistics."""
-    tables = [[stats.get("norm_ok", {}) for stats in crash.verdict.get("stats", [])] for crash in crashes]
-    known = [table for table in tables if any(table)]
-    levels = sorted({level for table in known for ok in table for level in ok}, key=float)
-    if not levels:
+def tolerance_sweep(found: Sweep) -> str:
+    """The share of the crashes that the study's criterion would see, by absolute tolerance. "" where none is known."""
+    if not found.known:
         return ""
-    seen = [sum(any(ok.get(level) is False for ok in table) for table in known) for level in levels]
+    shares = [100 * seen / found.known for seen in found.seen]
+    always = 100 * found.always / found.known
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import MaxNLocator
+        axes.axhspan(0, always, color=_QUIET, alpha=0.18, linewidth=0)
+        axes.plot(found.levels, shares, color=_SERIES, marker="o", markersize=4, linewidth=1.5)
+        for level, share, seen in zip(found.levels, shares, found.seen, strict=True):
+            axes.annotate(
+                str(seen), (level, share), (0, 5), textcoords="offset points", ha="center", fontsize=9, color=_INK
+            )
+        axes.set_xscale("log")
+        axes.set_xticks(list(found.levels), [_power(round(math.log10(level))) for level in found.levels])
+        axes.minorticks_off()
+        axes.set_ylim(0, 118)
+        axes.set_yticks([0, 25, 50, 75, 100])
+        axes.set_xlabel("absolute tolerance (relative: 1e-5)")
+        axes.set_ylabel("% of crashes seen")
 
-        bars = axes.bar(levels, seen, color=_SERIES, width=0.6)
-        axes.bar_label(bars, color=_INK, fontsize=9)
-        axes.set_xlabel("absolute tolerance")
-        axes.set_ylabel("crashes seen")
-        axes.set_ylim(0, max(*seen, 1) * 1.2)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-
-    return _svg(draw, "Crashes that a fixed tolerance would see", seen)
+    return _svg(draw, "Share of the crashes that a fixed tolerance would see", found)
 
 
 def growth_curves(
@@ -97,12 +100,18 @@ def growth_curves(
         return ""
 
     def draw(axes: Axes) -> None:
-        for gaps in lines.values():
-            axes.plot(range(len(gaps)), gaps, color=_SERIES, linewidth=1.5, alpha=0.8)
+        from matplotlib.ticker import MaxNLocator
+
+        for i, (name, gaps) in enumerate(lines.items()):
+            colour, dashes = _LINES[i % len(_LINES)], _DASHES[i // len(_LINES) % len(_DASHES)]
+            axes.plot(range(len(gaps)), gaps, color=colour, linestyle=dashes, linewidth=1.5, label=name)
         axes.axhline(THRESHOLD, color=_INK, linestyle="--", linewidth=1)
         axes.set_yscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("values in the order in which they are computed")
         axes.set_ylabel("gap in noise floors")
+        if len(lines) > 1:
+            axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.22), borderaxespad=0)
 
     return _svg(draw, title, lines)
 

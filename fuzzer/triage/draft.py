@@ -13,7 +13,7 @@ import jinja2
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.store import read_script
-from fuzzer.triage.table import blame_sentence, summary
+from fuzzer.triage.table import blame_sentence, mitigation_of, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Files that a reader of the issue needs beside the script, where the script reads them.
@@ -129,7 +129,7 @@ def _facts(crash: Crash) -> dict[str, Any]:
         "environment": {name: _plain(str(value)) for name, value in environment.items()},
         "device": BackendSpec.parse(crash.target).device,
         "options": BackendSpec.parse(crash.target).options,
-        "mitigations": [_plain(str(item.get("sentence") or item.get("name") or item)) for item in crash.mitigations],
+        "mitigations": [_plain(mitigation_of(item)) for item in crash.mitigations],
     }
 
 

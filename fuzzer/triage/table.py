@@ -43,7 +43,7 @@ def rows(crashes: Iterable[Crash], known: KnownIssues | None = None) -> list[Row
 
 
 def _row(c: Crash, issue: KnownIssue | None) -> Row:
-    tiers, size = _tiers(c.tiers), _size(c.sizes)
+    tiers, size = _tiers(c.tiers), size_of(c.sizes)
     status = status_of(c, issue)
     return Row(c.id, c.severity, str(c.label), c.blame, c.target, c.leaf, c.kind, tiers, size, status)
 
@@ -106,7 +106,7 @@ def show(crash: Crash, issue: KnownIssue | None = None) -> str:
         *_section("activations", _activations(crash.activations)),
         *_section("notes", crash.verdict.get("notes", [])),
         *_section("inputs", [summary(name, tensor) for name, tensor in crash.inputs.items()]),
-        *_section("how it was made", _made(crash)),
+        *_section("how it was made", made_of(crash)),
         *_section("to see it again", _again(crash)),
         *_section("environment", [f"{key}: {_words(value)}" for key, value in crash.environment.items()]),
     ]
@@ -196,17 +196,32 @@ def summary(name: str, tensor: Tensor) -> str:
     return ", ".join([text, *special])
 
 
-def _made(crash: Crash) -> list[str]:
-    lines = []
-    if crash.recipe is None:
-        lines.append("from no recipe: the inputs are in inputs.safetensors")
+def made_of(crash: Crash) -> list[str]:
+    """How the input was made, how it was reduced and where it was found, in lines."""
+    found = dict(crash.found)
+    recipe, reduction = found.pop("recipe", None), found.pop("reduction", None)
+    if crash.recipe is not None:
+        lines = _steps(crash.recipe.to_json())
+    elif isinstance(recipe, Mapping):
+        lines = [*_steps(recipe), "then reduced by shape and values: what is stored is in inputs.safetensors"]
     else:
-        dims = ", ".join(f"{name} {size}" for name, size in crash.recipe.dims.items())
-        lines.append(f"base input {crash.recipe.draw}" + (f" with {dims}" if dims else ""))
-        lines += [f"{step.mutator} {dict(step.params)}" for step in crash.recipe.steps]
-    lines.append(f"size {_size(crash.sizes)} elements, random generators seeded with {crash.rng_seed}")
-    if crash.found:
-        lines.append("found: " + ", ".join(f"{key} {value}" for key, value in crash.found.items()))
+        lines = ["from no recipe: the inputs are in inputs.safetensors"]
+    lines.append(f"size {size_of(crash.sizes)} elements, random generators seeded with {crash.rng_seed}")
+    if isinstance(reduction, Mapping):
+        lines.append(f"reduction: {_words(reduction)}")
+    if found:
+        lines.append("found: " + ", ".join(f"{key} {_words(value)}" for key, value in found.items()))
+    return lines
+
+
+def _steps(recipe: Mapping[str, Any]) -> list[str]:
+    """A recipe as it is stored, in lines; it may be that of an input as found, which nothing but this text reads."""
+    dims = recipe.get("dims")
+    sizes = f" with {_words(dims)}" if isinstance(dims, Mapping) and dims else ""
+    steps = recipe.get("steps")
+    lines = [f"base input {recipe.get('draw')}{sizes}"]
+    for step in steps if isinstance(steps, list) else []:
+        lines.append(f"{step.get('mutator')} {step.get('params')}" if isinstance(step, Mapping) else str(step))
     return lines
 
 
@@ -225,7 +240,13 @@ def _tiers(tiers: Mapping[str, str]) -> str:
     return ",".join(name for name, state in tiers.items() if state == "fail") or "-"
 
 
-def _size(sizes: Mapping[str, int]) -> str:
+def mitigation_of(item: Mapping[str, Any]) -> str:
+    """One mitigation in words."""
+    return str(item.get("sentence") or item.get("name") or _words(item))
+
+
+def size_of(sizes: Mapping[str, int]) -> str:
+    """Elements of the inputs, as found → reduced; `-` where it is not recorded."""
     before, after = sizes.get("original"), sizes.get("reduced")
     if before is None or after is None:
         return "-"
