@@ -118,9 +118,11 @@ def _load_once(name: str, source: str) -> Plugin:
 def _load(name: str, source: str) -> Plugin:
     """Import it; where that fails, whatever it had registered until then is taken back."""
     from fuzzer.models.contain import contained
+    from fuzzer.seeds.schema import TASK_KINDS
 
     registers = _registers()
     before = {kind: dict(register) for kind, register in registers.items()}
+    tasks = list(TASK_KINDS)
     shown = f"plug-in {name}"
     folder = Path(name).parent if _is_file(name) else None
     failure = None
@@ -133,6 +135,7 @@ def _load(name: str, source: str) -> Plugin:
         for kind, register in registers.items():
             register.clear()
             register.update(before[kind])
+        TASK_KINDS[:] = tasks
     new = {kind: tuple(sorted(set(register) - set(before[kind]))) for kind, register in registers.items()}
     return Plugin(name, source, {kind: names for kind, names in new.items() if names}, failure)
 

@@ -52,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--xbfuzz-trust", action="store_true", help="run Python code that a crash's seed imports from elsewhere"
     )
     group.addoption(
+        "--xbfuzz-plugin",
+        metavar="MODULE_OR_FILE",
+        action="append",
+        default=[],
+        help="import this before a crash is replayed: it brings backends or tasks of your own; repeatable",
+    )
+    group.addoption(
         "--xbfuzz-strict",
         action="store_true",
         help="fail on a crash that is gone or changed even where other versions or another processor ran it",
@@ -125,6 +132,7 @@ class CrashItem(pytest.Item):
         from fuzzer.crashes.trust import needs_trust
         from fuzzer.place import cache_folder, surroundings
 
+        _load_plugins(self.config)
         crash = load_crash(self.path.parent)
         foreign = None if self.config.getoption("xbfuzz_trust") else needs_trust(crash, self.config.rootpath)
         if foreign is not None:
@@ -152,6 +160,13 @@ class CrashItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, f"crash {self.name}"
+
+
+def _load_plugins(config: pytest.Config) -> None:
+    """At the first need, because it imports torch. Raises PluginError, one line."""
+    from fuzzer.plugins import load_plugins
+
+    load_plugins(config.getoption("xbfuzz_plugin"))
 
 
 def _words(crash: Crash, result: Replayed) -> Iterator[str]:
@@ -212,6 +227,11 @@ def xbfuzz_agree(request: pytest.FixtureRequest) -> Callable[..., Any]:
     from fuzzer.agree import BACKENDS, Unavailable, assert_agree
 
     chosen = [text for text in _patterns(request.config) if "*" not in text]
+
+    try:
+        _load_plugins(request.config)
+    except XbfuzzError as error:
+        pytest.fail(str(error), pytrace=False)
 
     def agree(model: Any, inputs: Any, backends: Iterable[str] | None = None, **options: Any) -> Any:
         named = list(backends) if backends is not None else chosen

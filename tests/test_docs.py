@@ -22,7 +22,7 @@ from fuzzer.inputs import base_sample
 from fuzzer.models import build_model
 from fuzzer.mutate import mutator_names, mutators_for
 from fuzzer.seeds import Seed, load_seed
-from fuzzer.seeds.schema import Accept, Allow, Dim, InputSpec, ModelSpec, Mutators, Task, Tolerance, Weights
+from fuzzer.seeds.schema import TASK_KINDS, Accept, Allow, Dim, InputSpec, ModelSpec, Mutators, Task, Tolerance, Weights
 from fuzzer.verify.verdict import Blame, Kind, Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +145,7 @@ def test_every_word_that_a_seed_may_choose_is_in_the_docs() -> None:
     text = page("docs/seeds.md")
     words = [*typing.get_args(InputSpec.model_fields["kind"].annotation)]
     words += typing.get_args(Weights.model_fields["kind"].annotation)
-    words += typing.get_args(Task.model_fields["kind"].annotation)
+    words += TASK_KINDS
     words += mutator_names()
     assert [word for word in words if f"`{word}`" not in text] == []
 

@@ -46,7 +46,8 @@ def backend_class(runtime: str) -> type[Backend]:
     if runtime in _CLASSES:
         return _CLASSES[runtime]
     near = difflib.get_close_matches(runtime, _CLASSES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(_CLASSES))}"
+    others = f"known are {', '.join(sorted(_CLASSES))}; a plug-in's needs --plugin"
+    hint = f"did you mean {near[0]!r}?" if near else others
     raise SpecError(f"no backend is called {runtime!r}; {hint}")
 
 

@@ -17,6 +17,7 @@ from fuzzer.mutate.base import mutators_for
 from fuzzer.mutate.havoc import propose_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
+from fuzzer.verify.tasks import check_task
 
 #: The first inputs of each seed are plain base inputs.
 PLAIN_INPUTS = 4
@@ -72,11 +73,11 @@ class Plan:
 def make_plan(seeds: Sequence[Seed], options: Options) -> Plan:
     """Check every backend string, find out what can run here, and share `max_execs` out over the seeds.
 
-    Raises SpecError on a backend string that names nothing, InputError on a mutator that does not exist.
+    Raises SpecError on a backend string that names nothing, InputError on a mutator or a task that does not exist.
     """
     plan = Plan()
     for seed in sorted(seeds, key=size):
-        _check_mutators(seed)
+        _check_names(seed)
         reference = str(parse(seed.reference))
         specs = list(dict.fromkeys(str(parse(text)) for text in (options.backends or tuple(seed.backends))))
         targets = {spec: availability(parse(spec)) for spec in specs if spec != reference}
@@ -86,18 +87,22 @@ def make_plan(seeds: Sequence[Seed], options: Options) -> Plan:
     return plan
 
 
-def _check_mutators(seed: Seed) -> None:
+def _check_names(seed: Seed) -> None:
     try:
         mutators_for(seed)
     except InputError as error:
         raise InputError(f"seed {seed.name}: mutators: {error}") from error
+    try:
+        check_task(seed.task)
+    except InputError as error:
+        raise InputError(f"seed {seed.name}: task: {error}") from error
 
 
 def check_seed(seed: Seed) -> None:
-    """Raises SpecError or InputError where a seed names a backend, an option or a mutator that there is not."""
+    """Raises SpecError or InputError where a seed names a backend, an option, a mutator or a task that there is not."""
     for text in (seed.reference, *seed.backends):
         parse(text)
-    _check_mutators(seed)
+    _check_names(seed)
 
 
 def size(seed: Seed) -> tuple[int, int, str]:

@@ -24,10 +24,11 @@ from fuzzer.crashes.environment import PACKAGES, environment
 from fuzzer.crashes.expect import DIVERGES, Expectation
 from fuzzer.crashes.signature import Signature, signature_of
 from fuzzer.diagnose import Diagnosis, provisional
-from fuzzer.errors import SpecError
+from fuzzer.errors import InputError, SpecError
 from fuzzer.inputs import base_sample
 from fuzzer.seeds import Seed
 from fuzzer.verify.examine import Bench, Examined, examine
+from fuzzer.verify.tasks import check_task
 from fuzzer.verify.verdict import Kind, Outcome
 
 #: How often a crash is tried before it is called fixed, or flaky at a rate.
@@ -41,7 +42,7 @@ class CrashState(StrEnum):
     FIXED = "fixed"
     CHANGED = "changed"  # the two sides differ, but with another signature
     FLAKY = "flaky"  # some attempts reproduce it and some do not
-    UNAVAILABLE = "unavailable"  # a backend cannot run here, or refuses the model
+    UNAVAILABLE = "unavailable"  # a backend cannot run here or refuses the model; a plug-in is not there
 
 
 @dataclass
@@ -147,6 +148,11 @@ def _replay(crash: Crash, where: Where, keep_weights: bool, attempts: int, bench
         if reason is not None:
             result.detail = f"{spec}: {reason}"
             return result
+    try:
+        check_task(seed_of(crash).task)
+    except InputError as error:
+        result.detail = str(error)
+        return result
     if bench is not None:
         return _attempt(crash, bench, result, keep_weights, attempts)
     bench = fresh_bench(seed_of(crash), crash.reference, crash.target, where)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fuzzer.errors import SeedError
-from fuzzer.seeds.checks import check_files, check_names
+from fuzzer.seeds.checks import check_files, check_names, check_task
 from fuzzer.seeds.problems import UNKNOWN_KEY, Problem, explain, repaired, shown
 from fuzzer.seeds.schema import Seed
 from fuzzer.seeds.yaml_file import Document, Fault, KeyPath, YamlError, dump_yaml, scan_yaml
@@ -141,7 +141,7 @@ def _check(data: dict[str, Any], base: Path, *, files: bool) -> tuple[list[Probl
         problems = unknown + _schema_problems(fixed)
     problems += check_names(fixed)
     if files:
-        problems += check_files(fixed, base)
+        problems += [*check_task(fixed), *check_files(fixed, base)]
     return problems, renamed
 
 

@@ -1,7 +1,7 @@
 """Tier 3: what a difference between outputs means for the task that they serve."""
 
 from fuzzer.verify.tasks import classification, detection, embedding, regression, segmentation, tokens
-from fuzzer.verify.tasks.base import Answer, Evidence, NoAnswer, TaskKind, find_task, register, task_names
+from fuzzer.verify.tasks.base import Answer, Evidence, NoAnswer, TaskKind, check_task, find_task, register, task_names
 from fuzzer.verify.tasks.tier3 import evaluate, over_set, task_difference, tier3
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "Evidence",
     "NoAnswer",
     "TaskKind",
+    "check_task",
     "evaluate",
     "find_task",
     "over_set",

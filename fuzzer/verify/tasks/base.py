@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from fuzzer.errors import InputError
+from fuzzer.seeds.schema import TASK_KINDS, Task
 from fuzzer.trees import Leaves
 from fuzzer.verify.compare import as_real
 from fuzzer.verify.verdict import Blame, TaskVerdict
+
+#: The kind of task that asks nothing beyond the tensors.
+TENSORS = "tensors"
 
 
 class NoAnswer(Exception):
@@ -78,10 +82,15 @@ K = TypeVar("K", bound=type[TaskKind[Any]])
 
 
 def register(cls: K) -> K:
-    """Class decorator: makes the task known under its name. Raises ValueError where the name is taken."""
+    """Class decorator: makes the task known, to seed files too, under its name.
+
+    Raises ValueError where the name is taken.
+    """
     if cls.name in _REGISTER:
         raise ValueError(f"there is already a task named {cls.name!r}")
     _REGISTER[cls.name] = cls()
+    if cls.name not in TASK_KINDS:
+        TASK_KINDS.append(cls.name)
     return cls
 
 
@@ -97,6 +106,12 @@ def find_task(name: str) -> TaskKind[Any]:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(task_names())}"
         raise InputError(f"no task is named {name!r}; {hint}")
     return _REGISTER[name]
+
+
+def check_task(task: Task) -> None:
+    """Raises InputError, with the nearest known name, where a seed's task is of a kind that nothing here knows."""
+    if task.kind != TENSORS:
+        find_task(task.kind)
 
 
 def find_leaf(outputs: Mapping[str, str], leaves: Leaves, names: Sequence[str], usual: Sequence[str] = ()) -> str:

@@ -9,11 +9,8 @@ from typing import Any
 from fuzzer.seeds import Task
 from fuzzer.trees import Leaves
 from fuzzer.verify.judge import OracleAnswer
-from fuzzer.verify.tasks.base import Evidence, NoAnswer, TaskKind, blame_of, find_task, not_run
+from fuzzer.verify.tasks.base import TENSORS, Evidence, NoAnswer, TaskKind, blame_of, find_task, not_run
 from fuzzer.verify.verdict import Blame, Difference, Kind, TaskVerdict
-
-#: The kind of a seed without a task.
-TENSORS = "tensors"
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,8 @@ def _read(kind: TaskKind[Any], task: Task, leaves: Leaves) -> _Side:
         return _Side(kind.read(task.outputs, leaves))
     except NoAnswer as error:
         return _Side(None, str(error))
+    except Exception as error:  # a plug-in's own fault, as below
+        return _Side(None, f"the task {kind.name!r} itself failed: {type(error).__name__}: {error}")
 
 
 def _compare(kind: TaskKind[Any], reference: Any, target: Any, evidence: Evidence[Any]) -> TaskVerdict:
