@@ -40,17 +40,6 @@ def check_task(data: dict[str, Any]) -> list[Problem]:
     return [(("task", "kind"), text)]
 
 
-def check_task(data: dict[str, Any]) -> list[Problem]:
-    """A kind of task that nothing here knows."""
-    task = data.get("task")
-    kind = _text(task.get("kind") if isinstance(task, dict) else task)
-    if kind is None or kind in TASK_KINDS:
-        return []
-    hint = did_you_mean(kind, TASK_KINDS)
-    text = f"expected one of {', '.join(TASK_KINDS)}, got {shown(kind)}{'; ' + hint if hint else ''}"
-    return [(("task", "kind"), text)]
-
-
 def check_files(data: dict[str, Any], base: Path) -> list[Problem]:
     """Files and modules that a seed names and that are not there, and library models that torchvision does not have."""
     found: list[Problem] = []

@@ -32,8 +32,6 @@ WeightsKind = Literal["default", "random", "calibrated", "file"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 #: The kinds of tasks. Registering one of a plug-in's adds it (`fuzzer.verify.tasks.register`).
 TASK_KINDS = ["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
-#: The kinds of tasks. Registering one of a plug-in's adds it (`fuzzer.verify.tasks.register`).
-TASK_KINDS = ["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
 
 #: What each source of a model cannot do without.
 _NEEDED: dict[str, tuple[str, ...]] = {
