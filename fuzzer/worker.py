@@ -71,25 +71,42 @@ def _die_with_parent(parent: int, output: int) -> None:
 
 
 def _serve(reader: BinaryIO, writer: BinaryIO) -> None:
-    holder: _Holder | None = None
+    desk = Desk()
     while (frame := read_frame(reader)) is not None:
-        action = frame.header.get("do")
-        if action == "exit":
+        if frame.header.get("do") == "exit":
             return
+        header, payload = desk.answer(frame)
         try:
-            if action == "prepare":
-                holder, header, payload = _prepare(frame)
-            elif action == "run" and holder is not None:
-                header, payload = holder.run(frame)
-            elif action == "weights" and holder is not None:
-                header, payload = holder.weights()
-            else:
-                header, payload = failure_header(Failure("internal", "ProtocolError", f"cannot {action!r} now")), b""
             start = encode_header(header, len(payload))
-        except Exception as error:  # recorded and sent: what the harness itself gets wrong must be seen
+        except (TypeError, ValueError) as error:  # recorded and sent: what the harness itself gets wrong must be seen
             payload = b""
             start = encode_header(failure_header(_failure("internal", error)), 0)
         send_frame(writer, start, payload)
+
+
+class Desk:
+    """Answers requests, from wherever they come. Holds the backend that was prepared last."""
+
+    def __init__(self) -> None:
+        self._holder: _Holder | None = None
+
+    def answer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """The header and the payload of the reply. Never raises."""
+        try:
+            return self._answer(frame)
+        except Exception as error:  # recorded and sent, as above
+            return failure_header(_failure("internal", error)), b""
+
+    def _answer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        action = frame.header.get("do")
+        if action == "prepare":
+            self._holder, header, payload = _prepare(frame)
+            return header, payload
+        if action == "run" and self._holder is not None:
+            return self._holder.run(frame)
+        if action == "weights" and self._holder is not None:
+            return self._holder.weights()
+        return failure_header(Failure("internal", "ProtocolError", f"cannot {action!r} now")), b""
 
 
 def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
@@ -246,7 +263,10 @@ def _seed_generators(rng_seed: int) -> None:
     import numpy as np
     import torch
 
-    torch.manual_seed(rng_seed)
+    if torch.cuda.is_initialized() or torch.accelerator.is_available():  # type: ignore[no-untyped-call]
+        torch.manual_seed(rng_seed)
+    else:  # for devices that are not there `torch.manual_seed` keeps the request, with a stack trace, for later
+        torch.default_generator.manual_seed(rng_seed)
     np.random.seed(rng_seed % 2**32)
     random.seed(rng_seed)
 
