@@ -1,7 +1,9 @@
-"""How honest the oracle is: `python -m benchmarks.controls [--json] [--executions N] [--budget S] [--seeds FILE]…`.
+"""How honest the oracle is: `python -m benchmarks.controls [--json] [--executions N] [--jobs J] [--budget S]`.
 
 Runs the controls (`harmless`) on the seeds' own streams of inputs and on ill-conditioned modules, the mutants on their
-real outputs, and the table of known cases; times a screened execution and tier 2. All in this process, on one thread.
+real outputs, and the table of known cases; times a screened execution and tier 2. The work is cut into tasks that run
+side by side in processes of one thread each. `--state FILE` keeps what each task found as it ends, so that a run which
+its budget cuts short goes on where it stopped; `--merge FILE…` reports on the tasks of several such files together.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 import platform
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +28,74 @@ import torch
 
 from benchmarks import ill_conditioned
 from benchmarks.given import Given, judge_table
-from benchmarks.harmless import call
-from benchmarks.known_cases import ALL
-from benchmarks.local import Local
+from benchmarks.harmless import CONTROLS, call
+from benchmarks.known_cases import ALL, CASES
+from benchmarks.local import Computed, Local
 from benchmarks.mutants import LARGE, Caught, Large, Synthetic, hunt
-from benchmarks.silence import Tally, run_all
+from benchmarks.silence import Tally, forward_seconds, run_window
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Answer
+from fuzzer.campaign.plan import PLAIN_INPUTS
+from fuzzer.files import write_atomically
 from fuzzer.inputs import base_sample
 from fuzzer.models import Model, build_model
 from fuzzer.place import cache_folder
 from fuzzer.seeds import Seed
-from fuzzer.seeds.load import load_seeds
+from fuzzer.seeds.load import load_seeds, seed_from_json, seed_to_json
 from fuzzer.verify.examine import Bench, examine
 from fuzzer.verify.screen import FloorScreen
 
 ROOT = Path(__file__).resolve().parent.parent
 #: A reference slower than this makes a seed heavy: a few hundred executions are enough for it.
-HEAVY_S = 0.002
+HEAVY_S = 0.005
+#: Inputs in one task: of a light seed, of a heavy one.
+LIGHT_INPUTS, HEAVY_INPUTS = 150, 3
+#: Cases of the table in one task.
+CASES_A_TASK = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work. `key` names it in the state file; `seed` is a seed with the folder its paths start from."""
+
+    key: str
+    seed: tuple[dict[str, Any], str] | None = None
+    inputs: int = 0
+    rng_seed: int = 0
+    first: int = 0
+    draws: int = 0
+    target: str = ""
+    cases: tuple[int, int] = (0, 0)
+
+    @property
+    def kind(self) -> str:
+        return self.key.split("/", 1)[0]
+
+
+@dataclass
+class Found:
+    """What the tasks found, by key; `machine` and `versions` are those of the last run."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> Found:
+        return cls(**json.loads(path.read_text()))
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(vars(self)).encode())
+
+    def merge(self, other: Found) -> None:
+        """Take the tasks of `other`; of one that both have, the one with more executions."""
+        for key, result in other.tasks.items():
+            mine = self.tasks.get(key)
+            if mine is None or result.get("executions", 0) > mine.get("executions", 0):
+                self.tasks[key] = result
+        self.machine, self.versions = self.machine or other.machine, self.versions or other.versions
+        self.seconds += other.seconds
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -69,35 +125,96 @@ def synthetic_models() -> list[Model]:
     return [Model(small.at(ROOT), Synthetic().eval()), Model(large.at(ROOT), Large().eval())]
 
 
-def controls_job(
-    texts: list[tuple[dict[str, Any], str]], executions: int, heavy: int, rng_seed: int, budget_s: float, cache: Path
-) -> list[Tally]:
-    """What one process does: the streams of `rng_seed` of all seeds."""
+def planned(
+    examples: Sequence[Seed],
+    ill: Sequence[Seed],
+    executions: int,
+    heavy: int,
+    *,
+    rng_seed: int,
+    draws: int,
+    targets: Iterable[str],
+    cache: Path,
+) -> list[Task]:
+    """The tasks, those that take longest first. Light seeds share `executions`, each heavy one has `heavy`.
+
+    Mutants are planted in the outputs of `examples` alone.
+    """
+    seeds = [*examples, *ill]
+    texts = {seed.name: (seed_to_json(seed), str(seed.base)) for seed in seeds}
+    slow = {seed.name for seed in seeds if _seconds(seed, cache) > HEAVY_S}
+    light = [seed.name for seed in seeds if seed.name not in slow]
+    share = math.ceil(executions / max(len(light), 1))
+    tasks = []
+    for name in [*sorted(slow), *light]:
+        size, inputs = (HEAVY_INPUTS, heavy) if name in slow else (LIGHT_INPUTS, share)
+        for k in range(math.ceil(inputs / (size * len(CONTROLS)))):
+            # windows of one stream for a heavy seed, of which few inputs are run; a stream of its own each for others
+            first, stream = (PLAIN_INPUTS + (k - 1) * size, rng_seed) if name in slow and k else (0, rng_seed + k)
+            tasks.append(Task(f"controls/{name}/{rng_seed}/{k}", texts[name], size, stream, first))
+    if draws:
+        tasks += [Task(f"mutants/{seed.name}", texts[seed.name], draws=draws) for seed in examples]
+        tasks += [Task("mutants/synthetic", draws=draws), Task("mutants/large", draws=1)]
+    for target in targets:
+        for low in range(0, len(CASES), CASES_A_TASK):
+            tasks.append(Task(f"given/{target}/{low}", target=target, cases=(low, low + CASES_A_TASK)))
+    return tasks
+
+
+def _seconds(seed: Seed, cache: Path) -> float:
+    model = build_model(seed, cache)
+    return forward_seconds(Computed("", lambda sample: call(model, sample)), base_sample(seed, 0), time.perf_counter)
+
+
+def run_task(task: Task, cache: Path, ends_at: float) -> dict[str, Any] | None:
+    """The task's result as JSON; None where the time is over before it starts. `ends_at`: of `time.monotonic`."""
     torch.set_num_threads(1)
-    seeds = [Seed.model_validate(data).at(Path(base)) for data, base in texts]
-    return run_all(
-        seeds,
-        executions,
-        heavy=heavy,
-        heavy_s=HEAVY_S,
-        cache=cache,
-        rng_seed=rng_seed,
-        budget_s=budget_s,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    if time.monotonic() >= ends_at:
+        return None
+    seed = None if task.seed is None else seed_from_json(task.seed[0], Path(task.seed[1]))
+    if task.kind == "controls":
+        assert seed is not None
+        tally = run_window(
+            seed,
+            task.inputs,
+            rng_seed=task.rng_seed,
+            first=task.first,
+            cache=cache,
+            over=lambda: time.monotonic() >= ends_at,
+        )
+        return tally.to_json()
+    if task.kind == "mutants":
+        caught = Caught()
+        small, large = synthetic_models()
+        model = build_model(seed, cache) if seed is not None else large if task.key == "mutants/large" else small
+        hunt(model, task.draws, caught, ("one element moved", "two elements swapped") if model is large else None)
+        return vars(caught)
+    return judge_table([task.target], CASES[slice(*task.cases)]).to_json()
 
 
-def run_controls(
-    seeds: list[Seed], executions: int, heavy: int, rng_seed: int, budget_s: float, cache: Path, jobs: int
-) -> list[Tally]:
-    """One tally for each seed and job; each job has a stream of its own."""
-    texts = [(seed.model_dump(), str(seed.base)) for seed in seeds]
-    shares = [(texts, executions // jobs, heavy // jobs, rng_seed + job, budget_s, cache) for job in range(jobs)]
-    if jobs == 1:
-        return controls_job(*shares[0])
+def run_tasks(
+    tasks: Sequence[Task], found: Found, state: Path | None, *, cache: Path, jobs: int, ends_at: float
+) -> None:
+    """Run what `found` lacks, `jobs` at a time, and keep each result in `found` and in the file `state`."""
+    left = [task for task in tasks if not _whole(found.tasks.get(task.key), task)]
+    started = time.monotonic()
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(controls_job, *share) for share in shares]
-        return [tally for future in futures for tally in future.result()]
+        futures = {pool.submit(run_task, task, cache, ends_at): task for task in left}
+        for count, future in enumerate(as_completed(futures), 1):
+            result = future.result()
+            if result is None:
+                continue
+            found.merge(Found({futures[future].key: result}))
+            if state is not None:
+                found.write(state)
+            for loud in result.get("false_reports", []) or result.get("missed", []) or result.get("wrong", []):
+                print(loud, file=sys.stderr, flush=True)
+            if count % 20 == 0:
+                print(f"{count} of {len(left)} tasks, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _whole(result: Mapping[str, Any] | None, task: Task) -> bool:
+    return result is not None and (task.kind != "controls" or result["inputs"] >= task.inputs)
 
 
 def screen_overhead(seed: Seed, cache: Path, repeats: int = 20) -> dict[str, float]:
@@ -129,49 +246,90 @@ def _median(function: Any, repeats: int) -> float:
     return sorted(times)[repeats // 2]
 
 
-def tier2(cache: Path, targets: tuple[str, ...]) -> dict[str, float]:
-    """Seconds of tier 2 by model: the slowest of `targets`."""
-    from benchmarks.activations import MODELS, measure
+def tier2(model: str, targets: tuple[str, ...]) -> dict[str, Any]:
+    """Seconds of the first observation of `model` on each of `targets`, in sessions that are prepared."""
+    from benchmarks.activations import measure
     from fuzzer.backends.session import Where
 
-    found: dict[str, float] = {}
-    for model in MODELS:
-        rows = [measure(model, target, Where(cache)) for target in targets]
-        found[model] = max((row["tier2_s"] for row in rows if "tier2_s" in row), default=math.nan)
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [measure(model, target, Where(Path(folder))) for target in targets]
+    return {row["target"]: row.get("tier2_s", row.get("error")) for row in rows}
 
 
-def report(
-    tallies: list[Tally], mutants: Caught, given: Given, overhead: dict[str, Any], tier2_s: dict[str, float]
-) -> dict[str, Any]:
+def run_timings(
+    seeds: Sequence[Seed], targets: tuple[str, ...], found: Found, state: Path | None, cache: Path, ends_at: float
+) -> None:
+    """Time what has to be timed alone, where `found` lacks it."""
+    from benchmarks.activations import MODELS
+
+    work = {f"overhead/{seed.name}": partial(screen_overhead, seed, cache) for seed in seeds}
+    work |= {f"tier2/{model}": partial(tier2, model, targets) for model in MODELS}
+    for key, function in work.items():
+        if key in found.tasks or time.monotonic() >= ends_at:
+            continue
+        found.tasks[key] = function()
+        if state is not None:
+            found.write(state)
+
+
+def report(found: Found) -> dict[str, Any]:
     """The JSON object; see `benchmarks/README.md` for its keys."""
-    executions = sum(tally.executions for tally in tallies)
-    false = [vars(loud) for tally in tallies for loud in tally.false_reports]
+    tallies: dict[str, Tally] = {}
+    mutants, given = Caught(), Given()
+    timings: dict[str, dict[str, Any]] = {"overhead": {}, "tier2": {}}
+    for key, result in sorted(found.tasks.items()):
+        kind, name = key.split("/", 1)
+        if kind == "controls":
+            tally = Tally.from_json(result)
+            tallies.setdefault(tally.seed, Tally(tally.seed)).add(tally)
+        elif kind == "mutants":
+            mutants.add(Caught(**result))
+        elif kind == "given":
+            given.add(Given(**result))
+        else:
+            timings[kind][name] = result
+    executions = sum(tally.executions for tally in tallies.values())
+    false = [vars(loud) for tally in tallies.values() for loud in tally.false_reports]
     planted, caught = sum(mutants.planted.values()), sum(mutants.caught.values())
     return {
         "executions": executions,
         "false_reports": false,
         "false_rate": {"share": len(false) / max(executions, 1), "wilson": wilson(len(false), executions)},
-        "near_ties": sum(tally.near_ties for tally in tallies),
-        "kernel_faults": sum(len(tally.kernel_faults) for tally in tallies),
+        "near_ties": sum(tally.near_ties for tally in tallies.values()),
+        "kernel_faults": sum(tally.kernel_faults for tally in tallies.values()),
+        "kernel_fault_groups": _groups(tallies.values()),
         "mutants": planted,
         "caught": {"count": caught, "share": caught / max(planted, 1), "wilson": wilson(caught, planted)},
         "missed": mutants.missed,
         "by_mutant": {name: [mutants.caught.get(name, 0), count] for name, count in sorted(mutants.planted.items())},
         "given": given.to_json(),
-        "screen_overhead": overhead,
-        "tier2_s": tier2_s,
-        "by_seed": [_summary(tally) for tally in tallies],
+        "screen_overhead": timings["overhead"],
+        "tier2_s": timings["tier2"],
+        "by_seed": [_summary(tally) for tally in tallies.values()],
+        "machine": found.machine,
+        "versions": found.versions,
+        "seconds": round(found.seconds, 1),
     }
 
 
+def _groups(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
+    """The kernel faults by the operator that lost it and how, most frequent first, with one of each in full."""
+    groups: dict[str, dict[str, Any]] = {}
+    for tally in tallies:
+        for name, count in tally.kernel_faults_by_group.items():
+            group = groups.setdefault(name, {"group": name, "count": 0, "seeds": {}, "example": None})
+            group["count"] += count
+            group["seeds"][tally.seed] = count
+            shown = [vars(loud) for loud in tally.kernel_faults_shown if loud.group == name]
+            group["example"] = group["example"] or (shown[0] if shown else None)
+    return sorted(groups.values(), key=lambda group: -group["count"])
+
+
 def _summary(tally: Tally) -> dict[str, Any]:
-    """A tally with its near-ties and kernel faults as counts, and the first of each in full."""
+    """A tally without what the report shows elsewhere."""
     data = tally.to_json()
     data["false_reports"] = len(tally.false_reports)
-    data["kernel_faults"] = len(tally.kernel_faults)
-    data["kernel_faults_shown"] = [vars(loud) for loud in tally.kernel_faults[:2]]
-    data["near_ties_shown"] = [vars(loud) for loud in tally.near_ties_shown[:2]]
+    del data["kernel_faults_shown"]
     return data
 
 
@@ -199,16 +357,20 @@ def versions() -> dict[str, str]:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True)
-@click.option("--executions", default=5000, show_default=True, help="Inputs times controls, over all seeds.")
-@click.option("--heavy", default=300, show_default=True, help="At most so many for a seed slower than 2 ms.")
-@click.option("--budget", "budget_s", default=600.0, show_default=True, help="Seconds for the controls.")
+@click.option("--executions", default=5000, show_default=True, help="Inputs times controls, over all light seeds.")
+@click.option("--heavy", default=300, show_default=True, help="As many for each seed slower than 5 ms.")
+@click.option("--budget", "budget_s", default=600.0, show_default=True, help="Seconds for everything.")
 @click.option("--seeds", "paths", multiple=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--ill-conditioned/--no-ill-conditioned", "ill", default=True)
-@click.option("--rng-seed", default=0, show_default=True)
-@click.option("--jobs", default=1, show_default=True, help="Processes for the controls.")
+@click.option("--rng-seed", default=0, show_default=True, help="Give two runs that are to be merged other ones.")
+@click.option("--jobs", default=1, show_default=True, help="Processes.")
 @click.option("--draws", default=2, show_default=True, help="Base inputs of each seed on which mutants are planted.")
 @click.option("--given", "targets", multiple=True, default=ALL, help="Targets of the known cases.")
-@click.option("--tier2", "tier2_targets", multiple=True, default=["onnxruntime:cpu", "aot_eager:cpu"])
+@click.option("--no-given", is_flag=True, help="Leave the table of known cases out.")
+@click.option("--timings/--no-timings", default=True, help="Time the screen and tier 2 first, alone.")
+@click.option("--tier2", "tier2_targets", multiple=True, default=["onnxruntime:cpu", "aot_eager:cpu", "inductor:cpu"])
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Keep results here, and go on from it.")
+@click.option("--merge", "merged", multiple=True, type=click.Path(exists=True, path_type=Path), help="Run nothing.")
 def main(
     as_json: bool,
     executions: int,
@@ -220,27 +382,36 @@ def main(
     jobs: int,
     draws: int,
     targets: tuple[str, ...],
+    no_given: bool,
+    timings: bool,
     tier2_targets: tuple[str, ...],
+    state: Path | None,
+    merged: tuple[Path, ...],
 ) -> None:
     """Measure the oracle. Exits 1 where there is a false report or a missed mutant."""
     torch.set_num_threads(1)
-    started = time.perf_counter()
-    cache = cache_folder()
-    seeds = load_seeds(list(paths) or [ROOT / "seeds"])
-    run = [*seeds, *(ill_conditioned.seeds(ROOT) if ill else [])]
-    tallies = run_controls(run, executions, heavy, rng_seed, budget_s, cache, jobs)
-    mutants = Caught()
-    for model in [*(build_model(seed, cache) for seed in seeds), *synthetic_models()]:
-        large = model.seed.name == "large"
-        hunt(model, 1 if large else draws, mutants, ("one element moved", "two elements swapped") if large else None)
-    given = judge_table(targets)
-    overhead = {seed.name: screen_overhead(seed, cache) for seed in seeds}
-    with tempfile.TemporaryDirectory() as folder:
-        tier2_s = tier2(Path(folder), tier2_targets)
-    found = report(tallies, mutants, given, overhead, tier2_s)
-    found |= {"machine": machine(), "versions": versions(), "seconds": round(time.perf_counter() - started, 1)}
-    click.echo(json.dumps(found, indent=1) if as_json else _table(found))
-    sys.exit(1 if found["false_reports"] or found["missed"] else 0)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one core a process
+    started = time.monotonic()
+    found = Found.read(state) if state is not None and state.exists() else Found()
+    for path in merged:
+        found.merge(Found.read(path))
+    if not merged:
+        cache = cache_folder()
+        seeds = load_seeds(list(paths) or [ROOT / "seeds"])
+        ends_at = started + budget_s
+        found.machine, found.versions = f"{jobs} of {machine()}", versions()
+        if timings:
+            run_timings(seeds, tier2_targets, found, state, cache, ends_at)
+        hard = ill_conditioned.seeds(ROOT) if ill else []
+        wanted = () if no_given else targets
+        tasks = planned(seeds, hard, executions, heavy, rng_seed=rng_seed, draws=draws, targets=wanted, cache=cache)
+        run_tasks(tasks, found, state, cache=cache, jobs=jobs, ends_at=ends_at)
+        found.seconds += time.monotonic() - started
+        if state is not None:
+            found.write(state)
+    told = report(found)
+    click.echo(json.dumps(told, indent=1) if as_json else _table(told))
+    sys.exit(1 if told["false_reports"] or told["missed"] else 0)
 
 
 def _table(found: dict[str, Any]) -> str:
@@ -253,6 +424,7 @@ def _table(found: dict[str, Any]) -> str:
         f"{given['raising']} that raise; controls {given['controls_flagged']} of {given['controls']}, benign "
         f"{given['benign_flagged']} of {given['benign']}",
     ]
+    lines += [f"  {group['count']} times {group['group']}" for group in found["kernel_fault_groups"]]
     for tally in found["by_seed"]:
         lines.append(
             f"  {tally['seed']}: {tally['executions']} executions, {tally['judged']} judged, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class Given:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def add(self, other: Given) -> None:
+        """Count the pairs of another part of the table in."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def spec_of(case: Case, target: str) -> str:

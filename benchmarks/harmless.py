@@ -134,12 +134,12 @@ class RoundedOnce(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return each_tensor(lambda x: x.float() if x.dtype == torch.float64 else x, found)
 
 
-def rounded_once(model: Model) -> Run:
-    """No control but a yardstick: what a float32 reference without faults inside its kernels would answer."""
+def rounding_once(compute: Run) -> Run:
+    """No control but a yardstick: what a run would answer without faults inside its float32 kernels."""
 
     def run(sample: Sample) -> Any:
         with RoundedOnce():  # type: ignore[no-untyped-call]
-            return call(model, sample)
+            return compute(sample)
 
     return run
 

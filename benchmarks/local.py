@@ -66,10 +66,10 @@ class Computed:
         self.backend = name
         self.state = State.READY
         self.reason = ""
-        self._function = function
+        self.compute = function
 
     def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
-        return answered(self._function, sample, rng_seed)
+        return answered(self.compute, sample, rng_seed)
 
 
 def answered(function: Callable[[dict[str, Tensor]], Any], sample: Mapping[str, Tensor], rng_seed: int) -> Answer:

@@ -38,6 +38,13 @@ class Caught:
     caught: dict[str, int] = field(default_factory=dict)
     missed: list[dict[str, Any]] = field(default_factory=list)
 
+    def add(self, other: Caught) -> None:
+        """Count those of another hunt in."""
+        for mine, more in ((self.planted, other.planted), (self.caught, other.caught)):
+            for name, count in more.items():
+                mine[name] = mine.get(name, 0) + count
+        self.missed += other.missed
+
 
 class Synthetic(nn.Module):
     """A dict with a tuple and a list in it."""

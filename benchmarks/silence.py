@@ -1,22 +1,23 @@
-"""Runs the controls on one seed's stream of inputs, and keeps every verdict that is not silent."""
+"""Runs the controls on a window of one seed's stream of inputs, and keeps every verdict that is not silent."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.harmless import CONTROLS, call, rounded_once
+from benchmarks.harmless import CONTROLS, call, rounding_once
 from benchmarks.local import Computed, Remembering
+from benchmarks.lossy import lost_by
 from fuzzer.backends.session import Answer
 from fuzzer.campaign.features import features
-from fuzzer.campaign.plan import next_recipe, run_seed
+from fuzzer.campaign.plan import PLAIN_INPUTS, next_recipe, run_seed
 from fuzzer.errors import InputError
 from fuzzer.inputs import base_sample
 from fuzzer.models import Model, build_model
@@ -30,15 +31,18 @@ from fuzzer.verify.verdict import Blame, Kind, Outcome, Verdict, sentence_of
 
 #: As in a campaign: one execution in so many is judged whatever the screen says.
 JUDGE_ONE_IN = 50
-#: A heavy seed waits while it has had more than this share of the time.
-HEAVY_SHARE = 0.1
-#: Reported in full, of each seed; the rest is counted.
-MOST_SHOWN = 20
+#: Reported in full, of each window; the rest is counted.
+MOST_SHOWN = 2
+#: What a kernel fault is called where no operator lost it alone.
+NO_OPERATOR = "no single operator"
 
 
 @dataclass
 class Loud:
-    """A verdict on a control that was not silent, with what rebuilds its input."""
+    """A verdict on a control that was not silent, with what rebuilds its input.
+
+    `group`: of a kernel fault, the operator that lost it and how.
+    """
 
     seed: str
     control: str
@@ -46,6 +50,8 @@ class Loud:
     rng_seed: int
     sentence: str
     differences: list[dict[str, Any]]
+    blame: str = ""
+    group: str = ""
 
 
 @dataclass
@@ -53,7 +59,8 @@ class Tally:
     """What became of a seed's executions. Times in seconds.
 
     `near_ties`: all that differs hangs on a margin within the noise, and nobody is blamed. `kernel_faults`: reports
-    that were right (see `_faults_of_the_yardstick`).
+    that were right (see `_faults_of_the_yardstick`), counted by kind of difference, by the side that was blamed and by
+    group, with one of each group in full.
     """
 
     seed: str
@@ -65,8 +72,11 @@ class Tally:
     near_ties_by_control: Counter[str] = field(default_factory=Counter)
     near_ties_shown: list[Loud] = field(default_factory=list)
     false_reports: list[Loud] = field(default_factory=list)
-    kernel_faults: list[Loud] = field(default_factory=list)
+    kernel_faults: int = 0
     kernel_faults_by_kind: Counter[str] = field(default_factory=Counter)
+    kernel_faults_by_blame: Counter[str] = field(default_factory=Counter)
+    kernel_faults_by_group: Counter[str] = field(default_factory=Counter)
+    kernel_faults_shown: list[Loud] = field(default_factory=list)
     reference_failed: int = 0
     forward_s: float = 0.0
     seconds: float = 0.0
@@ -78,11 +88,34 @@ class Tally:
                 plain[key] = dict(value)
         return asdict(replace(self, **plain))
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tally:
+        """The inverse of `to_json`."""
+        found = cls(**data)
+        for each in fields(cls):
+            value = getattr(found, each.name)
+            if isinstance(value, dict):
+                setattr(found, each.name, Counter(value))
+            elif isinstance(value, list):
+                setattr(found, each.name, [Loud(**loud) for loud in value])
+        return found
+
+    def add(self, other: Tally) -> None:
+        """Count another window of the same seed in."""
+        for each in fields(self):
+            if each.name not in ("seed", "forward_s"):
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.forward_s = max(self.forward_s, other.forward_s)
+        self.near_ties_shown = self.near_ties_shown[:MOST_SHOWN]
+        self.kernel_faults_shown = list({loud.group: loud for loud in reversed(self.kernel_faults_shown)}.values())
+
 
 class Silence:
-    """One seed with its reference, oracle and controls, all in this process."""
+    """One seed with its reference, oracle and controls, all in this process; its inputs from the `first`-th on."""
 
-    def __init__(self, seed: Seed, cache: Path | None, rng_seed: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, seed: Seed, cache: Path | None, rng_seed: int, clock: Callable[[], float], first: int = 0
+    ) -> None:
         self.seed = seed
         self.tally = Tally(seed.name)
         model = build_model(seed, cache)
@@ -91,7 +124,7 @@ class Silence:
         example = base_sample(seed, 0)
         self.reference = Computed("eager:cpu", lambda sample: call(model, sample))
         self.oracle = Remembering(seed, copy.deepcopy(model.module), example)
-        self.yardstick = Computed("rounded once", rounded_once(Model(seed, copy.deepcopy(model.module))))
+        self.yardstick = Computed("rounded once", rounding_once(self.reference.compute))
         self.controls: list[Computed] = []
         for control in CONTROLS:
             run = control.build(Model(seed, copy.deepcopy(model.module)))
@@ -103,20 +136,17 @@ class Silence:
         self.screen = FloorScreen()
         self._rng_seed = rng_seed
         self._clock = clock
-        self._corpus: list[Recipe] = []
+        self._next = first
+        self._corpus = [Recipe(index) for index in range(min(first, PLAIN_INPUTS))]
         self._seen: set[str] = set()
         self._answer = Answer()
-        times = []
-        for _ in range(5):
-            started = clock()
-            self.reference.run(example, rng_seed=0)
-            times.append(clock() - started)
-        self.tally.forward_s = sorted(times)[2]
+        self.tally.forward_s = forward_seconds(self.reference, example, clock)
 
     def step(self) -> None:
         """The next input of the stream, on every control."""
         started = self._clock()
-        index = self.tally.inputs
+        index = self._next
+        self._next += 1
         self.tally.inputs += 1
         recipe = next_recipe(self.seed, self._rng_seed, index, self._corpus)
         rng_seed = run_seed(self._rng_seed, index)
@@ -134,18 +164,22 @@ class Silence:
             verdict = self._verdict(control, sample, reference, rng_seed)
             kinds = _faults(verdict)
             fault = bool(kinds) and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed, verdict.blame)
-            self._count(verdict, control.backend, recipe, rng_seed, fault=fault)
+            group = self._group(control, sample, verdict.blame) if fault else ""
+            self._count(verdict, control.backend, recipe, rng_seed, group)
         self.tally.seconds += self._clock() - started
 
     def _faults_of_the_yardstick(
         self, control: Computed, sample: dict[str, Tensor], rng_seed: int, blame: Blame
     ) -> set[Kind]:
-        """What differs still where each operator rounds once.
+        """What differs still where each operator of the side that is blamed rounds once.
 
         What no longer does was rightly reported: a kernel lost more than rounding does, by overflowing inside or by
         adding up many equal terms one after the other. Both sides may have done so: where both are blamed, and for
         NaN and infinities, the yardstick stands beside float64 instead.
         """
+        if blame is Blame.TARGET:
+            once = Computed(f"{control.backend}, rounded once", rounding_once(control.compute))
+            return _faults(self._verdict(once, sample, self._answer, rng_seed))
         exact = self.yardstick.run(sample, rng_seed=rng_seed)
         if exact.leaves is None:
             return set(Kind)
@@ -154,6 +188,18 @@ class Silence:
             return left
         beside = _faults(self._verdict(self.wide, sample, exact, rng_seed))
         return beside if blame is Blame.BOTH else left - ({Kind.NONFINITE} - beside)
+
+    def _group(self, control: Computed, sample: dict[str, Tensor], blame: Blame) -> str:
+        """Which operator lost it, on the side that is blamed; of both, the reference first."""
+        sides = {Blame.REFERENCE: [self.reference], Blame.TARGET: [control]}.get(blame, [self.reference, control])
+        for side in sides:
+            try:
+                loss = lost_by(side.compute, sample)
+            except (RuntimeError, NotImplementedError) as error:  # an operator that float64 has not
+                return f"not known: {type(error).__name__}"
+            if loss is not None:
+                return str(loss)
+        return NO_OPERATOR
 
     def _verdict(self, control: Computed, sample: dict[str, Tensor], reference: Answer, rng_seed: int) -> Verdict:
         side = self.reference if reference is self._answer else self.yardstick
@@ -169,7 +215,8 @@ class Silence:
             always_judge=self.tally.executions % JUDGE_ONE_IN == 0,
         ).verdict
 
-    def _count(self, verdict: Verdict, control: str, recipe: Recipe, rng_seed: int, *, fault: bool) -> None:
+    def _count(self, verdict: Verdict, control: str, recipe: Recipe, rng_seed: int, group: str) -> None:
+        """`group`: of a kernel fault, empty for any other verdict."""
         tally = self.tally
         tally.executions += 1
         tally.judged += int(verdict.judged)
@@ -177,16 +224,22 @@ class Silence:
         if verdict.outcome is not Outcome.MISMATCH:
             return
         found = [difference.to_json() for difference in verdict.differences]
-        loud = Loud(self.seed.name, control, recipe.to_json(), rng_seed, sentence_of(verdict), found)
+        sentence = sentence_of(verdict)
+        loud = Loud(self.seed.name, control, recipe.to_json(), rng_seed, sentence, found, str(verdict.blame), group)
         if all(difference.near_tie for difference in verdict.differences):
             tally.near_ties += 1
             tally.near_ties_by_control[control] += 1
             if len(tally.near_ties_shown) < MOST_SHOWN:
                 tally.near_ties_shown.append(loud)
+        elif group:
+            tally.kernel_faults += 1
+            tally.kernel_faults_by_group[group] += 1
+            tally.kernel_faults_by_blame[str(verdict.blame)] += 1
+            tally.kernel_faults_by_kind.update(str(kind) for kind in _faults(verdict))
+            if group not in {shown.group for shown in tally.kernel_faults_shown}:
+                tally.kernel_faults_shown.append(loud)
         else:
-            (tally.kernel_faults if fault else tally.false_reports).append(loud)
-            if fault:
-                tally.kernel_faults_by_kind.update(str(kind) for kind in _faults(verdict))
+            tally.false_reports.append(loud)
 
 
 def _faults(verdict: Verdict) -> set[Kind]:
@@ -194,45 +247,30 @@ def _faults(verdict: Verdict) -> set[Kind]:
     return {difference.kind for difference in verdict.differences if not difference.near_tie}
 
 
-def run_all(
-    seeds: list[Seed],
-    executions: int,
-    *,
-    heavy: int,
-    heavy_s: float,
-    cache: Path | None,
-    rng_seed: int,
-    budget_s: float,
-    clock: Callable[[], float] = time.perf_counter,
-    say: Callable[[str], None] = lambda line: None,
-) -> list[Tally]:
-    """Deal inputs to the seeds in turn until `executions` are spent or `budget_s` seconds are over.
+def forward_seconds(side: Computed, sample: Mapping[str, Tensor], clock: Callable[[], float]) -> float:
+    """The median of five runs."""
+    times = []
+    for _ in range(5):
+        started = clock()
+        side.run(sample, rng_seed=0)
+        times.append(clock() - started)
+    return sorted(times)[2]
 
-    A seed whose reference takes longer than `heavy_s` gets `heavy` executions at most, and little of the time.
-    """
-    started = clock()
-    lanes = [Silence(seed, cache, rng_seed, clock) for seed in seeds]
-    turn = 0
-    while clock() - started < budget_s:
-        share = HEAVY_SHARE * (clock() - started)
-        open_ = [
-            x for x in lanes if x.tally.forward_s < heavy_s or (x.tally.executions < heavy and x.tally.seconds <= share)
-        ]
-        if not open_ or sum(x.tally.executions for x in lanes) >= executions:
-            break
-        for lane in open_:
-            before = len(lane.tally.false_reports)
-            lane.step()
-            for loud in lane.tally.false_reports[before:]:
-                say(f"{loud.seed} {loud.control} {loud.sentence} {loud.recipe}")
-        turn += 1
-        if turn % 100 == 0:
-            total = sum(x.tally.executions for x in lanes)
-            say(
-                f"{total} executions, {clock() - started:.0f} s: "
-                + ", ".join(
-                    f"{x.tally.seed} {x.tally.executions}/{x.tally.judged}j/{x.tally.near_ties}t/{x.tally.seconds:.0f}s"
-                    for x in lanes
-                )
-            )
-    return [lane.tally for lane in lanes]
+
+def run_window(
+    seed: Seed,
+    inputs: int,
+    *,
+    rng_seed: int,
+    cache: Path | None,
+    first: int = 0,
+    over: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tally:
+    """`inputs` inputs of the stream of `rng_seed`, from the `first`-th on, each on every control; fewer once `over`."""
+    if over():
+        return Tally(seed.name)
+    lane = Silence(seed, cache, rng_seed, clock, first)
+    while lane.tally.inputs < inputs and not over():
+        lane.step()
+    return lane.tally

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import ill_conditioned, known
-from benchmarks.controls import ROOT, report, synthetic_models, wilson
+from benchmarks.controls import ROOT, Found, planned, report, run_task, run_tasks, synthetic_models, wilson
 from benchmarks.given import judge_table
 from benchmarks.harmless import CONTROLS, Reversed, call
 from benchmarks.known_cases import ORT, by_name
+from benchmarks.lossy import lost_by
 from benchmarks.mutants import Caught, hunt
-from benchmarks.silence import Silence, run_all
+from benchmarks.silence import Silence, Tally, run_window
+from fuzzer.campaign.plan import PLAIN_INPUTS
 from fuzzer.inputs import base_sample
 from fuzzer.models import build_model
 from fuzzer.mutate.recipe import Recipe
@@ -33,25 +37,70 @@ def transformer() -> Seed:
 
 
 def test_controls_on_a_real_seed_are_silent(cache: Path) -> None:
-    (tally,) = run_all(
-        [transformer()], 140, heavy=300, heavy_s=1.0, cache=cache, rng_seed=0, budget_s=60, clock=time.perf_counter
-    )
-    assert tally.executions == 140
-    assert tally.inputs * len(CONTROLS) == 140
+    tally = run_window(transformer(), 20, rng_seed=0, cache=cache)
+    assert (tally.inputs, tally.executions) == (20, 20 * len(CONTROLS))
     assert tally.false_reports == []
     assert tally.judged > 0
-    assert json.loads(json.dumps(tally.to_json()))["outcomes"]["pass"] > 0
+    assert tally.outcomes["pass"] > 0
 
 
 def test_ill_conditioned_modules_are_silent(cache: Path) -> None:
-    tallies = run_all(ill_conditioned.seeds(ROOT), 250, heavy=300, heavy_s=1.0, cache=cache, rng_seed=1, budget_s=60)
+    tallies = [run_window(seed, 4, rng_seed=1, cache=cache, first=PLAIN_INPUTS) for seed in ill_conditioned.seeds(ROOT)]
     assert [tally.false_reports for tally in tallies] == [[]] * len(tallies)
     assert sum(tally.judged for tally in tallies) > 0
 
 
-def test_a_budget_of_no_seconds_runs_nothing(cache: Path) -> None:
-    (tally,) = run_all([transformer()], 140, heavy=1, heavy_s=1.0, cache=cache, rng_seed=0, budget_s=0)
-    assert tally.executions == 0
+def test_a_window_that_is_over_runs_nothing(cache: Path) -> None:
+    assert run_window(transformer(), 20, rng_seed=0, cache=cache, over=lambda: True).executions == 0
+
+
+def test_windows_of_one_stream_add_up_to_it(cache: Path) -> None:
+    whole, parts = Tally("transformer"), Tally("transformer")
+    whole.add(run_window(transformer(), PLAIN_INPUTS, rng_seed=0, cache=cache))
+    for first in range(PLAIN_INPUTS):
+        tally = run_window(transformer(), 1, rng_seed=0, cache=cache, first=first)
+        parts.add(Tally.from_json(json.loads(json.dumps(tally.to_json()))))
+    assert (parts.inputs, parts.executions) == (whole.inputs, whole.executions)
+    assert parts.outcomes == whole.outcomes
+
+
+def test_tasks_that_are_kept_are_not_run_again_and_files_merge(cache: Path, tmp_path: Path) -> None:
+    plan = planned([transformer()], [], 200, 0, rng_seed=0, draws=0, targets=[], cache=cache)
+    (task,) = [replace(task, inputs=2) for task in plan]
+    state = tmp_path / "state.json"
+    found = Found()
+    run_tasks([task], found, state, cache=cache, jobs=1, ends_at=time.monotonic() + 300)
+    assert found.tasks[task.key]["executions"] == 2 * len(CONTROLS)
+    kept = Found.read(state)
+    assert kept.tasks == json.loads(json.dumps(found.tasks))
+    kept.tasks[task.key]["executions"] += 1000  # what is kept is believed, not run again
+    run_tasks([task], kept, None, cache=cache, jobs=1, ends_at=time.monotonic() + 300)
+    assert report(kept)["executions"] == 2 * len(CONTROLS) + 1000
+    other = Found({"controls/transformer/9/0": found.tasks[task.key]})
+    other.merge(kept)
+    assert report(other)["executions"] == 4 * len(CONTROLS) + 1000
+    other.merge(kept)  # the same tasks count once
+    assert report(other)["executions"] == 4 * len(CONTROLS) + 1000
+
+
+def test_nothing_starts_once_the_time_is_over(cache: Path) -> None:
+    for task in planned([transformer()], [], 200, 0, rng_seed=0, draws=1, targets=[ORT], cache=cache):
+        assert run_task(task, cache, time.monotonic()) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "told"),
+    [
+        (lambda x: torch.nn.functional.layer_norm(x, (64,)), 1e30, "native_layer_norm overflows or gives NaN"),
+        (lambda x: torch.nn.functional.layer_norm(x, (64,)), 1.0, None),
+        (lambda x: (x * x).sum() - (x * x).sum(), 1e4, None),
+        (lambda x: torch.cdist(x, x, compute_mode="use_mm_for_euclid_dist"), 1e25, "_euclidean_dist overflows"),
+    ],
+)
+def test_the_operator_that_lost_it_is_told(function: Any, value: float, told: str | None) -> None:
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * value
+    loss = lost_by(lambda sample: function(sample["x"]), {"x": x})
+    assert (loss is None) if told is None else str(loss).startswith(told)
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
@@ -100,7 +149,7 @@ def test_a_report_is_told_from_a_near_tie(cache: Path) -> None:
     lane = Silence(transformer(), cache, 0, time.perf_counter)
     apart = [Difference("$", Kind.VALUE, "", near_tie=tie) for tie in (True, False)]
     for differences in (apart[:1], apart):
-        lane._count(Verdict(Outcome.MISMATCH, differences=differences), "itself", Recipe(0), 0, fault=False)
+        lane._count(Verdict(Outcome.MISMATCH, differences=differences), "itself", Recipe(0), 0, "")
     assert lane.tally.near_ties == 1
     assert [len(loud.differences) for loud in lane.tally.false_reports] == [2]
 
@@ -126,9 +175,14 @@ def test_the_table_is_judged_pair_by_pair() -> None:
 
 
 def test_the_report_is_json_with_the_keys_that_it_promises() -> None:
-    found = report([], Caught({"a": 2}, {"a": 1}), judge_table([], []), {}, {})
+    faults = Tally("s", executions=3, kernel_faults=2, kernel_faults_by_group=Counter({"softmax": 2}))
+    tasks = {"mutants/s": vars(Caught({"a": 2}, {"a": 1})), "given/t/0": judge_table([], []).to_json()}
+    found = report(Found(tasks | {"controls/s/0/0": faults.to_json(), "controls/s/0/1": faults.to_json()}))
     assert {"executions", "false_reports", "mutants", "caught", "given", "screen_overhead", "tier2_s"} <= set(found)
-    assert (found["mutants"], found["caught"]["count"]) == (2, 1)
+    assert (found["executions"], found["mutants"], found["caught"]["count"]) == (6, 2, 1)
+    assert [(group["group"], group["count"], group["seeds"]) for group in found["kernel_fault_groups"]] == [
+        ("softmax", 4, {"s": 4})
+    ]
     json.dumps(found)
 
 

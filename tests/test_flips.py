@@ -79,6 +79,19 @@ def test_a_row_that_no_run_has_does_not_only_move() -> None:
     assert not rows_move(target, ROWS, [ROWS[[1, 0, 2]]], target != ROWS, NEAR)
 
 
+def test_one_row_that_wanders_among_rows_alike_need_not_reach_each_place() -> None:
+    """The target has it at place 2; the only run that moves it, at place 4. A row that stays is no such wanderer."""
+    alike, odd, solid = [5.0, 5.0], [1.0, 2.0], [8.0, 9.0]
+    plain = torch.tensor([odd, alike, alike, solid, alike], dtype=torch.float64)
+    run = torch.tensor([alike, alike, alike, solid, odd], dtype=torch.float64)
+    near = torch.full((5,), 0.1, dtype=torch.float64)
+    target = torch.tensor([alike, alike, odd, solid, alike], dtype=torch.float64)
+    assert rows_move(target, plain, [run], target != plain, near)
+    assert not rows_move(target, plain, [plain], target != plain, near)
+    swapped = torch.tensor([solid, alike, alike, odd, alike], dtype=torch.float64)
+    assert not rows_move(swapped, plain, [run], swapped != plain, near)
+
+
 @pytest.mark.parametrize(
     ("runs", "tie"),
     [

@@ -20,7 +20,7 @@ FEW_ANSWERS = 1 / 4
 SAME_ANSWER = 2.0
 #: Share of the elements beyond the noise that must jump in some run.
 JUMPING_SHARE = 0.5
-#: Share of many unequal integers that must flip in some run.
+#: Share of many unequal integers that must flip in some run; of rows that must change in some run.
 FLIPPING_SHARE = 0.5
 
 
@@ -57,11 +57,13 @@ def rows_move(t: Tensor, p: Tensor, runs: Sequence[Tensor], over: Tensor, near: 
     """Whether rows only stand at other places, or others were kept, as it happens in the runs too.
 
     Each of the target's rows with an element in `over` is within `near` (a tolerance for each row) of a row of some
-    run; and in some run the rows at these places change as well, or their number does. `p` is the plain answer.
+    run; and in some run the rows at these places change as well, or their number does. `p` is the plain answer. Half of
+    the places are enough where the plain rows of the others stand at another of these places in some run: one row that
+    wanders among fifty alike need not reach each place in 32 runs.
     """
     rows = over.reshape(len(over), -1).any(1)
     here = torch.zeros(int(rows.sum()), dtype=torch.bool)
-    moves = torch.zeros_like(here)
+    moves, wanders = torch.zeros_like(here), torch.zeros_like(here)
     for run in (p, *runs):
         if run.dim() != t.dim() or run.shape[1:] != t.shape[1:]:
             continue
@@ -71,7 +73,15 @@ def rows_move(t: Tensor, p: Tensor, runs: Sequence[Tensor], over: Tensor, near: 
             moves |= True
         elif len(run) == len(rows):
             moves |= _flat(run[rows] - p[rows]).abs().amax(1) > near[rows]
-    return bool((here & moves).all())
+            wanders |= _elsewhere(p[rows], run[rows], near[rows])
+    return bool((here & (moves | wanders)).all()) and float(moves.double().mean()) >= FLIPPING_SHARE
+
+
+def _elsewhere(p: Tensor, run: Tensor, near: Tensor) -> Tensor:
+    """For each row of `p`, whether the run has it at a place where `p` has another one."""
+    there = torch.cdist(_flat(p), _flat(run), p=torch.inf) <= near[:, None]
+    other = torch.cdist(_flat(p), _flat(p), p=torch.inf) > near[:, None]
+    return (there & other).any(1)
 
 
 def integers_flip(target: Tensor, plain: Tensor | None, runs: Sequence[Tensor | None], unequal: Tensor) -> bool:
