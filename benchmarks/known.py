@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import random
 import sys
 import tempfile
 import time
@@ -27,12 +26,13 @@ from benchmarks.controls import machine, versions
 from benchmarks.given import spec_of
 from benchmarks.known_cases import EAGER, INDUCTOR, ORT, Case, Kind, by_name, cases
 from benchmarks.local import Local, Remembering, named, seed_for
-from fuzzer.backends.session import Answer, State
-from fuzzer.campaign.features import features
+from fuzzer.backends.session import State
+from fuzzer.campaign import stream
 from fuzzer.campaign.plan import run_seed
+from fuzzer.campaign.stream import Stream
 from fuzzer.diagnose.provisional import provisional
 from fuzzer.files import write_atomically
-from fuzzer.mutate.havoc import apply_recipe, propose_recipe
+from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
 from fuzzer.seeds.schema import Allow
@@ -84,12 +84,11 @@ def seed_of(case: Case, folder: Path) -> Seed:
 class Search:
     """The loop of one case, in the process that may die. `tell` says what is about to run."""
 
-    def __init__(self, case: Case, folder: Path, rng_seed: int) -> None:
+    def __init__(self, case: Case, folder: Path, rng_seed: int, how: stream.Search) -> None:
         self.seed = seed_of(case, folder)
         self.found = Hunt(case.name, target_of(case), case.label)
         self._rng_seed = rng_seed
-        self._corpus: list[Recipe] = []
-        self._seen: set[str] = set()
+        self._stream = Stream(self.seed, rng_seed, how)
         self._screen = FloorScreen()
         self.reference = Local(self.seed, EAGER, case.module(), named(case.ordinary()))
         self.target = Local(self.seed, self.found.target, case.module(), named(case.ordinary()))
@@ -97,7 +96,7 @@ class Search:
 
     def step(self, index: int, tell: Connection) -> None:
         """One execution."""
-        recipe = self._recipe(index)
+        recipe = self._stream.recipe(index)
         rng_seed = run_seed(self._rng_seed, index)
         sample = apply_recipe(self.seed, recipe)
         self.found.executions += 1
@@ -105,26 +104,12 @@ class Search:
         reference = self.reference.run(sample, rng_seed=rng_seed)
         tell.send(("running", self.found.target, recipe.to_json(), self.found))
         target = self.target.run(sample, rng_seed=rng_seed)
-        self._learn(recipe, reference)
+        self._stream.learn(index, reference)
         tell.send(("running", "the oracle", recipe.to_json(), self.found))
         bench = Bench(self.seed, self.reference, self.target, self.oracle)  # type: ignore[arg-type]
         seen = examine(bench, sample, reference, target, rng_seed=rng_seed, vacuity=None, screen=self._screen)
         if seen.verdict.outcome is Outcome.MISMATCH:
             self._note(seen, sample, recipe)
-
-    def _recipe(self, index: int) -> Recipe:
-        if index == 0:
-            return Recipe(0)
-        rng = random.Random(f"{self._rng_seed}/{self.seed.name}/{index}")
-        parent = rng.choice(self._corpus) if self._corpus else None
-        other = rng.choice(self._corpus) if self._corpus else None
-        return propose_recipe(self.seed, rng, parent, other)
-
-    def _learn(self, recipe: Recipe, reference: Answer) -> None:
-        new = features(reference) - self._seen
-        if new:
-            self._seen |= new
-            self._corpus.append(recipe)
 
     def _note(self, seen: Examined, sample: dict[str, torch.Tensor], recipe: Recipe) -> None:
         truth = None if seen.oracle is None else seen.oracle.truth
@@ -137,11 +122,11 @@ class Search:
             self.found.labelled_at, self.found.recipe = self.found.executions, recipe.to_json()
 
 
-def search(name: str, executions: int, rng_seed: int, folder: str, tell: Connection) -> None:
+def search(name: str, executions: int, rng_seed: int, how: str, folder: str, tell: Connection) -> None:
     """What the process of one case does; it ends by sending ("done", …)."""
     torch.set_num_threads(1)
     case = by_name(name)
-    loop = Search(case, Path(folder), rng_seed)
+    loop = Search(case, Path(folder), rng_seed, stream.Search.named(how))
     if loop.target.state is not State.READY:
         loop.found.note = f"refused: {loop.target.reason.splitlines()[0][:200] if loop.target.reason else ''}"
         loop.found.labels["execution/unsupported"] += 1
@@ -157,13 +142,13 @@ def search(name: str, executions: int, rng_seed: int, folder: str, tell: Connect
     tell.send(("done", "", {}, loop.found))
 
 
-def hunt(case: Case, executions: int, rng_seed: int) -> Hunt:
+def hunt(case: Case, executions: int, rng_seed: int, how: str = "full") -> Hunt:
     """Run one case in a process of its own. Its death is a finding: `execution/crash`."""
     context = multiprocessing.get_context("forkserver")  # no fork of a process that may hold threads
     context.set_forkserver_preload(["benchmarks.known"])
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=search, args=(case.name, executions, rng_seed, folder, theirs))
+        process = context.Process(target=search, args=(case.name, executions, rng_seed, how, folder, theirs))
         process.start()
         theirs.close()
         said: tuple[str, str, dict[str, Any], Hunt] | None = None
@@ -210,19 +195,25 @@ def report(hunts: list[Hunt]) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--executions", default=400, show_default=True, help="At most, for each case.")
 @click.option("--rng-seed", default=0, show_default=True)
+@click.option("--search", "how", type=click.Choice(stream.SEARCHES), default="full", show_default=True)
 @click.option("--case", "names", multiple=True, help="Default: every case that diverges.")
-def main(as_json: bool, executions: int, rng_seed: int, names: tuple[str, ...]) -> None:
+def main(as_json: bool, executions: int, rng_seed: int, how: str, names: tuple[str, ...]) -> None:
     """Search for the known divergences."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     chosen = [case for case in cases(Kind.DIVERGES) if not names or case.name in names]
     hunts = []
     for case in chosen:
-        hunts.append(hunt(case, executions, rng_seed))
+        hunts.append(hunt(case, executions, rng_seed, how))
         last = hunts[-1]
         print(f"{last.case} {last.labelled_at or last.first} {dict(last.labels)} {last.note}", file=sys.stderr)
     found = report(hunts)
-    found |= {"machine": machine(), "versions": versions(), "seconds": round(time.perf_counter() - started, 1)}
+    found |= {
+        "search": how,
+        "machine": machine(),
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return

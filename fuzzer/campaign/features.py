@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from fuzzer.verify.compare import as_real
 
 
 def features(answer: Answer) -> frozenset[str]:
-    """Shapes, counts of special values in powers of two, range and ties of each leaf; or the error's kind."""
+    """Shapes, counts of special values in powers of two, scale and ties of each leaf; or the error's kind."""
     if answer.leaves is None:
         kind = answer.failure.type if answer.failure is not None else str(answer.death.kind if answer.death else "")
         return frozenset({f"error:{kind}"})
@@ -36,10 +38,16 @@ def _of_tensor(leaf: Tensor) -> set[str]:
     if leaf.is_floating_point():
         counts["subnormal"] = ((finite != 0) & (finite.abs() < torch.finfo(leaf.dtype).tiny)).sum()
     found |= {f"{name}:{_power(int(count))}" for name, count in counts.items()}
-    if finite.numel():
-        largest = float(finite.abs().max())
-        found.add(f"range:{torch.tensor(largest, dtype=torch.float64).frexp().exponent.item() // 4}")
+    nonzero = finite[finite != 0].abs()
+    if nonzero.numel():
+        largest, middle, least = (float(each) for each in (nonzero.max(), nonzero.median(), nonzero.min()))
+        found |= {f"range:{_scale(largest, 4)}", f"middle:{_scale(middle, 4)}", f"least:{_scale(least, 8)}"}
     return found
+
+
+def _scale(value: float, step: int) -> int:
+    """The binary exponent of a positive number, in steps of `step`."""
+    return math.frexp(value)[1] // step
 
 
 def _power(count: int) -> int:

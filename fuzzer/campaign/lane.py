@@ -16,7 +16,7 @@ from torch import Tensor
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.campaign.plan import Planned, run_seed
-from fuzzer.campaign.stream import Search, Stream
+from fuzzer.campaign.stream import Learnt, Search, Stream
 from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
@@ -174,15 +174,15 @@ class Lane:
         """Add an input that is generated for the first time, with the hash of its content, to the digest."""
         self._chain.update(f"{index}:{self.recipes[index].id}:{content};".encode())
 
-    def learn(self, index: int, answer: Answer) -> frozenset[str]:
-        """Take an input with a new feature into the corpus; gives what was new."""
-        return self.stream.learn(index, answer)
+    def learn(self, index: int, answer: Answer) -> Learnt:
+        """Take in the reference's answer to an input that is new."""
+        return self.stream.taught(index, answer)
 
-    def restore_input(self, index: int, recipe: Recipe, content: str, new: list[str], died: str) -> None:
+    def restore_input(self, index: int, recipe: Recipe, content: str, learnt: Learnt, died: str) -> None:
         """Take up an input from a journal. Raises XbfuzzError where the journal has a gap."""
         if index != len(self.recipes):
             raise XbfuzzError(f"the journal has input {index} of {self.name} where {len(self.recipes)} was due")
-        self.stream.restore(recipe, new)
+        self.stream.restore(recipe, learnt)
         self.record(index, content)
         if died:
             self.reference_died(died)

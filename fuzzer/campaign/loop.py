@@ -22,7 +22,7 @@ from fuzzer.campaign.journal import Journal, stamp
 from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
-from fuzzer.campaign.stream import Search
+from fuzzer.campaign.stream import Learnt, Search
 from fuzzer.campaign.summary import Summary, summarize
 from fuzzer.crashes.store import list_crashes
 from fuzzer.errors import XbfuzzError
@@ -223,7 +223,7 @@ class Campaign:
     def _new_input(self, lane: Lane, index: int, sample: Mapping[str, Tensor], reference: Answer) -> None:
         content = content_hash(sample)
         lane.record(index, content)
-        new = lane.learn(index, reference)
+        learnt = lane.learn(index, reference)
         self.inputs += 1
         recipe = lane.recipes[index]
         self._journal.write(
@@ -232,13 +232,13 @@ class Campaign:
             index=index,
             recipe=recipe.to_json(),
             content=content,
-            new=sorted(new),
+            **learnt.to_json(),
             died=reference.error if reference.death is not None else "",
         )
         if reference.death is not None:
             lane.reference_died(reference.error)
-        if new and not self.options.private:
-            corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, new, None)
+        if learnt.new and lane.stream.search.learns and not self.options.private:
+            corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, learnt.new, None)
 
     def _examine(
         self,
@@ -316,7 +316,7 @@ class Campaign:
             lane = lanes.get(event.get("seed", ""))
             if lane is not None and event["event"] == "input":
                 recipe = Recipe.from_json(event["recipe"])
-                lane.restore_input(event["index"], recipe, event["content"], event["new"], event["died"])
+                lane.restore_input(event["index"], recipe, event["content"], Learnt.from_json(event), event["died"])
                 self.inputs += 1
             elif lane is not None and event["event"] == "run":
                 self.executions += 1

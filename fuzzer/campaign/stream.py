@@ -6,22 +6,27 @@ their inputs from here.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fuzzer.backends.session import Answer
+from fuzzer.campaign.energy import Kept, Memory
 from fuzzer.campaign.features import features
-from fuzzer.campaign.plan import PLAIN_INPUTS, next_recipe
+from fuzzer.campaign.plan import PLAIN_INPUTS
 from fuzzer.errors import InputError
 from fuzzer.mutate.base import find_mutator
-from fuzzer.mutate.havoc import shapes_after
+from fuzzer.mutate.havoc import propose_recipe, shapes_after
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.mutate.resize import resizable, sizes
 from fuzzer.seeds import Seed
 
 #: What may be searched with: everything; mutations without feedback; uniform values; base inputs alone.
 SEARCHES = ("full", "blind", "uniform", "seeds")
+#: The share of inputs that start from a base input rather than from the corpus.
+FRESH = 0.4
 
 
 @dataclass(frozen=True)
@@ -43,45 +48,117 @@ class Search:
         return cls(name, name in ("full", "blind"), name == "full", name == "uniform")
 
 
-class Stream:
-    """Recipes by index, each asked for at most one past those that are known. `corpus`: recipes to start from."""
+@dataclass(frozen=True)
+class Learnt:
+    """What the answer to one input taught: its features as numbers, in the order of their first appearance, those
+    that were new, by name, and the mutators that were tried. A journal keeps it.
+    """
 
-    def __init__(self, seed: Seed, rng_seed: int, search: Search, corpus: Iterable[Recipe] = ()) -> None:
+    features: tuple[int, ...] = ()
+    new: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"features": list(self.features), "new": list(self.new), "tried": list(self.tried)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Learnt:
+        return cls(tuple(value.get("features", ())), tuple(value["new"]), tuple(value.get("tried", ())))
+
+
+class Stream:
+    """Recipes by index, each asked for at most one past those that are known, and then what was learnt from it.
+
+    `corpus`: recipes to start from. `block`: so many inputs in a row are made from what was known before the first of
+    them, so that they can run together.
+    """
+
+    def __init__(
+        self, seed: Seed, rng_seed: int, search: Search, corpus: Iterable[Recipe] = (), *, block: int = 1
+    ) -> None:
         self.seed = seed
         self.search = search
         self.recipes: list[Recipe] = []
-        self.corpus: list[Recipe] = list(corpus) if search.learns else []
-        self.seen: set[str] = set()
+        self.memory = Memory()
+        if search.learns:
+            self.memory.corpus += [Kept(recipe, frozenset()) for recipe in corpus]
+        self._numbers: dict[str, int] = {}  # of features
+        self._names: list[str] = []
+        self._tried: list[tuple[str, ...]] = []
+        self._waiting: list[tuple[int, Learnt]] = []
         self._rng_seed = rng_seed
+        self._block = block
+        self._plain = plain_inputs(seed)
+
+    @property
+    def corpus(self) -> list[Recipe]:
+        """The recipes kept so far, those of a block that is not over left out."""
+        return [kept.recipe for kept in self.memory.corpus]
 
     def recipe(self, index: int) -> Recipe:
         """The recipe of the `index`-th input."""
         if index == len(self.recipes):
-            self.recipes.append(self._next(index))
+            if index % self._block == 0:
+                self._digest()
+            recipe, tried = self._next(index)
+            self.recipes.append(recipe)
+            self._tried.append(tried)
         return self.recipes[index]
 
     def learn(self, index: int, answer: Answer) -> frozenset[str]:
-        """Take an input with a new feature into the corpus, unless the search has none; gives what was new."""
-        new = features(answer) - self.seen
-        self.seen |= new
-        if new and self.search.learns:
-            self.corpus.append(self.recipes[index])
-        return new
+        """Take in the reference's answer to an input, once, in the order of inputs; gives the features that are new."""
+        return frozenset(self.taught(index, answer).new)
 
-    def restore(self, recipe: Recipe, new: Iterable[str]) -> None:
-        """Take up the next input from a journal, with the features that were new then."""
+    def taught(self, index: int, answer: Answer) -> Learnt:
+        """Like `learn`, with everything that a journal has to keep."""
+        found = sorted(features(answer))
+        new = tuple(feature for feature in found if feature not in self._numbers)
+        self._number(new)
+        learnt = Learnt(tuple(self._numbers[feature] for feature in found), new, self._tried[index])
+        self._waiting.append((index, learnt))
+        return learnt
+
+    def restore(self, recipe: Recipe, learnt: Learnt) -> None:
+        """Take up the next input from a journal."""
+        if len(self.recipes) % self._block == 0:
+            self._digest()
         self.recipes.append(recipe)
-        found = set(new)
-        self.seen |= found
-        if found and self.search.learns:
-            self.corpus.append(recipe)
+        self._tried.append(learnt.tried)
+        self._number(learnt.new)
+        self._waiting.append((len(self.recipes) - 1, learnt))
 
-    def _next(self, index: int) -> Recipe:
-        if not self.search.mutates and not self.search.uniform:
-            return Recipe(index)
+    def _number(self, new: Iterable[str]) -> None:
+        for feature in new:
+            self._numbers[feature] = len(self._names)
+            self._names.append(feature)
+
+    def _digest(self) -> None:
+        """Let what was learnt from the last block decide from now on."""
+        if self.search.learns:
+            for index, learnt in self._waiting:
+                self.memory.enter(self.recipes[index], (self._names[i] for i in learnt.features), learnt.tried)
+        self._waiting.clear()
+
+    def _next(self, index: int) -> tuple[Recipe, tuple[str, ...]]:
+        """A recipe, and the mutators that it tries."""
+        rng = random.Random(f"{self._rng_seed}/{self.seed.name}/{index}")
         if self.search.uniform:
-            return uniform_recipe(self.seed, random.Random(f"{self._rng_seed}/{self.seed.name}/{index}"))
-        return next_recipe(self.seed, self._rng_seed, index, self.corpus)
+            return uniform_recipe(self.seed, rng), ()
+        if not self.search.mutates or index < self._plain:
+            return Recipe(index), ()
+        if not self.search.learns or rng.random() < FRESH:
+            recipe = propose_recipe(self.seed, rng, weights=self.memory.weights())
+            return recipe, tuple(step.mutator for step in recipe.steps)
+        parent = self.memory.choose(rng)
+        recipe = propose_recipe(self.seed, rng, parent, self.memory.choose(rng), self.memory.weights())
+        inherited = set() if parent is None else set(parent.steps)
+        return recipe, tuple(step.mutator for step in recipe.steps if step not in inherited)
+
+
+def plain_inputs(seed: Seed) -> int:
+    """How many inputs at the beginning are base inputs: fewer where files give fewer."""
+    counts = [len(spec.files) for spec in seed.inputs.values()]
+    return min(PLAIN_INPUTS, math.lcm(*counts)) if all(counts) else PLAIN_INPUTS
 
 
 def uniform_recipe(seed: Seed, rng: random.Random) -> Recipe:
@@ -91,6 +168,3 @@ def uniform_recipe(seed: Seed, rng: random.Random) -> Recipe:
     shapes = shapes_after(seed, dims, ())
     steps = [Step(fill.name, fill.pick(seed, name, shapes[name], rng).model_dump(mode="json")) for name in seed.inputs]  # type: ignore[attr-defined]
     return Recipe(0, dims, tuple(steps))
-
-
-__all__ = ["PLAIN_INPUTS", "SEARCHES", "Search", "Stream", "uniform_recipe"]

@@ -19,6 +19,8 @@ from fuzzer.seeds.schema import InputSpec, Seed
 MOST_STEPS = 8
 #: Base inputs from which to start: enough for variety, few enough that reports show familiar numbers.
 DRAWS = 1000
+#: The share of steps that act where an earlier one did.
+ALIGNED = 0.35
 
 
 def apply_recipe(seed: Seed, recipe: Recipe) -> dict[str, Tensor]:
@@ -63,26 +65,32 @@ def shapes_after(seed: Seed, dims: Mapping[str, int], steps: Sequence[Step]) -> 
     }
 
 
-def propose_recipe(seed: Seed, rng: random.Random, parent: Recipe | None = None, other: Recipe | None = None) -> Recipe:
+def propose_recipe(
+    seed: Seed,
+    rng: random.Random,
+    parent: Recipe | None = None,
+    other: Recipe | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Recipe:
     """A new recipe: the parent's (or a fresh base input) with one to four more steps, one more likely than two.
 
     Now and then the base input or a dimension changes as well, a step of the parent's is dropped, or the second half of
-    the steps comes from `other`. A function of its arguments and of `rng` alone. A seed that no mutator fits gets a
-    plain base input.
+    the steps comes from `other`. `weights`: how often each mutator is chosen, 1 where it is not named. A function of
+    its arguments and of `rng` alone. A seed that no mutator fits gets a plain base input.
     """
     mutators = mutators_for(seed)
     draw = rng.randrange(DRAWS)
     if not mutators:
         return Recipe(draw)
-    base = parent if parent is not None and rng.random() < 0.9 else Recipe(draw)
+    base = parent if parent is not None else Recipe(draw)
     steps = list(base.steps)
     if other is not None and rng.random() < 0.3:
         steps = _spliced(base.steps, other.steps, rng)
-    if len(steps) > 1 and rng.random() < 0.2:
+    if len(steps) > 1 and rng.random() < 0.3:
         del steps[rng.randrange(len(steps))]
     dims = dict(base.dims)
     names = resizable(seed)
-    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.1:
+    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.15:
         name = rng.choice(names)
         dims[name] = propose_size(seed.dims[name], seed.allow, rng)
     if rng.random() < 0.9:
@@ -90,13 +98,37 @@ def propose_recipe(seed: Seed, rng: random.Random, parent: Recipe | None = None,
     for _ in range(_geometric(rng, 4)):
         if len(steps) >= MOST_STEPS:
             del steps[rng.randrange(len(steps))]
-        steps.append(_step(seed, mutators, shapes_after(seed, dims, steps), rng))
+        steps.append(_step(seed, mutators, shapes_after(seed, dims, steps), steps, rng, weights or {}))
     return Recipe(draw, dims, tuple(steps[-MOST_STEPS:]))
 
 
-def _step(seed: Seed, mutators: Sequence[Mutator[Any]], shapes: Shapes, rng: random.Random) -> Step:
-    mutator = rng.choice(mutators)
-    return Step(mutator.name, mutator.propose(seed, shapes, rng))
+def _step(
+    seed: Seed,
+    mutators: Sequence[Mutator[Any]],
+    shapes: Shapes,
+    before: Sequence[Step],
+    rng: random.Random,
+    weights: Mapping[str, float],
+) -> Step:
+    mutator = rng.choices(mutators, [weights.get(mutator.name, 1.0) for mutator in mutators])[0]
+    params = mutator.propose(seed, shapes, rng)
+    return Step(mutator.name, _aligned(params, shapes, before, rng))
+
+
+def _aligned(params: dict[str, Any], shapes: Shapes, before: Sequence[Step], rng: random.Random) -> dict[str, Any]:
+    """The parameters, now and then at the places of an earlier step on an input of the same shape.
+
+    What two operands do together (0·∞, a zero beside a NaN, equal values) needs both at one place.
+    """
+    if "where" not in params or "input" not in params or rng.random() >= ALIGNED:
+        return params
+    shape = shapes[params["input"]]
+    places = [
+        step.params["where"]
+        for step in before
+        if "where" in step.params and shapes.get(step.params.get("input", "")) == shape
+    ]
+    return {**params, "where": rng.choice(places)} if places else params
 
 
 def _spliced(first: Sequence[Step], second: Sequence[Step], rng: random.Random) -> list[Step]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fuzzer.mutate.base import INTEGER_DTYPES, AtPlaces, InputMutator, Shapes, register
 from fuzzer.mutate.floats import edited
-from fuzzer.mutate.where import propose_where
+from fuzzer.mutate.randomness import draws, new_key
+from fuzzer.mutate.where import Key, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -138,3 +139,48 @@ class IntegerScale(InputMutator[IntegerScaleParams]):
 
     def alter(self, spec: InputSpec, tensor: Tensor, params: IntegerScaleParams) -> Tensor:
         return edited(tensor, params.where, lambda at: (at.long() * params.factor + params.plus).to(at.dtype))
+
+
+class IntegerMagnitudeParams(AtPlaces):
+    low: Int64
+    high: Int64  # inclusive
+    key: Key
+
+
+@register
+class IntegerMagnitudes(InputMutator[IntegerMagnitudeParams]):
+    """Integers whose numbers of bits are uniform, of both signs, inside the declared range or, with leave, anywhere."""
+
+    name = "integer_magnitudes"
+    params_type = IntegerMagnitudeParams
+
+    def suits(self, spec: InputSpec) -> bool:
+        return spec.kind == "integers" and is_integer(spec) and not spec.exact
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> IntegerMagnitudeParams:
+        spec = seed.inputs[name]
+        wide = spec.range is None or seed.allow.out_of_range_integers
+        low, high = limits(spec.dtype_name) if wide and rng.random() < 0.7 else declared(spec)
+        return IntegerMagnitudeParams(
+            input=name,
+            where=propose_where(shape, rng, ("some", "some", "row", "slab", "all", "all")),
+            low=low,
+            high=high,
+            key=new_key(rng),
+        )
+
+    def alter(self, spec: InputSpec, tensor: Tensor, params: IntegerMagnitudeParams) -> Tensor:
+        least, most = limits(spec.dtype_name)
+        low, high = max(params.low, least), min(params.high, most)
+
+        def values(at: Tensor) -> Tensor:
+            words = [int(word) for word in draws(params.key, 2 * len(at))]
+            found = []
+            for first, second in zip(words[::2], words[1::2], strict=True):
+                span = high if first & 1 or low >= 0 else low
+                size = second & ((1 << (first >> 1) % (abs(span).bit_length() + 1)) - 1)
+                near = size + (1 if first >> 60 & 1 else 0)
+                found.append(min(max(near if span >= 0 else -near, low), high))
+            return torch.tensor(found, dtype=torch.int64).to(at.dtype)
+
+        return edited(tensor, params.where, values)

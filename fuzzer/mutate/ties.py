@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, OnInput, free, free_float, register
 from fuzzer.mutate.floats import copy_of, edited, saturated, ulp_step
-from fuzzer.mutate.randomness import draws, new_key, permutation
+from fuzzer.mutate.randomness import KEY_LIMIT, draws, new_key, permutation
 from fuzzer.mutate.where import Axis, Key, Place, propose_where
 from fuzzer.seeds.schema import InputSpec
 
@@ -123,11 +123,12 @@ class RepeatParams(OnInput):
     axis: Axis
     distinct: Annotated[int, Field(ge=1, le=4096)]
     key: Key
+    spread: Annotated[int, Field(ge=0, le=1024)] = 0  # float inputs: each element then moved by at most so many ULP
 
 
 @register
 class PermutedDuplicates(InputMutator[RepeatParams]):
-    """Repeats the first `distinct` slices along an axis until it is full, then shuffles them."""
+    """Repeats the first `distinct` slices along an axis until it is full, then shuffles them; exactly or nearly."""
 
     name = "permuted_duplicates"
     params_type = RepeatParams
@@ -139,13 +140,18 @@ class PermutedDuplicates(InputMutator[RepeatParams]):
         axes = [i for i, side in enumerate(shape) if side > 1] or [0]
         axis = rng.choice(axes)
         side = shape[axis] if shape else 1
-        return RepeatParams(
-            input=name, axis=axis, distinct=min(rng.choice((1, 2, 3, max(side // 2, 1))), 4096), key=new_key(rng)
-        )
+        distinct = min(rng.choice((1, 2, 3, max(side // 2, 1))), 4096)
+        return RepeatParams(input=name, axis=axis, distinct=distinct, key=new_key(rng), spread=rng.choice((0, 0, 1, 4)))
 
     def alter(self, spec: InputSpec, tensor: Tensor, params: RepeatParams) -> Tensor:
         if tensor.numel() == 0 or tensor.dim() == 0:
             return copy_of(tensor)
         axis = params.axis % tensor.dim()
         index = permutation(params.key, tensor.shape[axis]) % params.distinct
-        return tensor.detach().index_select(axis, torch.from_numpy(index)).contiguous()
+        out = tensor.detach().index_select(axis, torch.from_numpy(index)).contiguous()
+        if params.spread == 0 or not out.is_floating_point():
+            return out
+        words = draws(params.key + 1 if params.key + 1 < KEY_LIMIT else 0, out.numel()) % np.uint64(
+            2 * params.spread + 1
+        )
+        return ulp_step(out, torch.from_numpy(words.astype(np.int64)).reshape(out.shape) - params.spread)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,7 @@ class Uniform(InputMutator[UniformParams]):
 
     def alter(self, spec: InputSpec, tensor: Tensor, params: UniformParams) -> Tensor:
         count = tensor.numel() * (2 if tensor.is_complex() else 1)
-        words = torch.from_numpy((draws(params.key, count) >> 11).astype("int64"))
-        part = words.to(torch.float64) / 2.0**53
+        part = torch.from_numpy((draws(params.key, count) >> np.uint64(11)).astype(np.float64) / 2.0**53)
         if spec.kind == "mask":
             return (part < 0.5).reshape(tensor.shape).to(tensor.dtype)
         low, high = valid_range(spec)

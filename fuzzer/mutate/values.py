@@ -34,7 +34,7 @@ class PlacedValues(InputMutator[PlacedParams]):
     """Puts one to four values of a pool in some places. Subclasses name the pool."""
 
     params_type = PlacedParams
-    places: Sequence[Place] = ("some", "some", "line", "row", "window", "all")
+    places: Sequence[Place] = ("some", "some", "line", "row", "window", "tail", "all", "all")
     ulps: Sequence[int] = (0,)
 
     @abstractmethod
@@ -128,7 +128,7 @@ class RoundHalf(PlacedValues):
 
 #: Arguments near which implementations of exp, sigmoid, tanh, erf, gelu, expm1, log1p and the like change formula,
 #: saturate or cancel; then multiples of a tenth, whose quotients are integers in decimal only.
-_EDGES = (
+EDGES = (
     *(88.0, 88.7, 88.73, 89.0, 87.3, 87.4, 87.5, 103.9, 104.0, 9.7, 11.09, 12.0, 709.7, 708.4, 745.1),
     *(16.0, 16.7, 17.0, 17.3, 18.0, 20.0, 30.0, 40.0, 80.0),
     *(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.25, 0.46875, 0.5, 0.625, 0.84375, 1.0, 1.25, 1.41421356),
@@ -136,6 +136,41 @@ _EDGES = (
     *(0.69314718, 1.57079633, 3.14159265, 6.28318531, 1e5),
 )
 _TENTHS = (0.1, 0.2, 0.3, 0.6, 0.7, 0.9, 1.1, 1.3, 6.0, 10.0)
+
+
+#: Where floats stop fitting into integer dtypes, and the halves on which conversion and rounding turn.
+_LIMITS = (
+    *(1.0, 127.0, 127.5, 128.0, 128.5, 254.5, 255.0, 255.5, 256.0, 256.5, 32767.0, 32767.5, 32768.0, 65535.0),
+    *(65535.5, 65536.0, 2.0**24 - 1, 2.0**24, 2.0**24 + 2, 2.0**31 - 128, 2.0**31, 2.0**31 + 256, 2.0**32, 2.0**53),
+    *(2.0**63 - 2.0**39, 2.0**63, 2.0**64, 1e10, 1e20, 3e38),
+)
+
+
+@register
+class IntegerLimits(PlacedValues):
+    """The ends of integer dtypes as floats, and what lies just inside and outside of them."""
+
+    name = "integer_limits"
+    ulps = (0, 0, 0, 1, -1)
+
+    def pool(self, dtype: torch.dtype) -> list[float]:
+        most = torch.finfo(dtype).max
+        return [sign * value for value in _LIMITS if value <= most for sign in (1.0, -1.0)]
+
+
+@register
+class PowersOfTwo(PlacedValues):
+    """±2^k and its neighbours, over the whole range of exponents, small ones more often."""
+
+    name = "powers_of_two"
+    ulps = (0, 0, 1, -1)
+
+    def pool(self, dtype: torch.dtype) -> list[float]:
+        info = torch.finfo(dtype)
+        near = [2.0**k for k in range(-12, 13)]
+        far = [2.0**k for k in range(-148, 128, 6)]
+        kept = [value for value in near + far if info.smallest_normal * info.eps <= value <= info.max]
+        return [sign * value for value in kept for sign in (1.0, -1.0)]
 
 
 @register
@@ -146,7 +181,7 @@ class FunctionEdges(PlacedValues):
     ulps = (0, 0, 0, 1, -1)
 
     def pool(self, dtype: torch.dtype) -> list[float]:
-        return [sign * value for value in _EDGES + _TENTHS for sign in (1.0, -1.0)]
+        return [sign * value for value in EDGES + _TENTHS for sign in (1.0, -1.0)]
 
 
 @register

@@ -21,16 +21,16 @@ from fuzzer.seeds.schema import Strict
 
 Key = Annotated[int, Field(ge=0, lt=KEY_LIMIT)]
 Axis = Annotated[int, Field(ge=-16, lt=16)]
-Place = Literal["some", "line", "row", "slab", "window", "all"]
+Place = Literal["some", "line", "row", "slab", "window", "head", "tail", "all"]
 
-PLACES: tuple[Place, ...] = ("some", "line", "row", "slab", "window", "all")
+PLACES: tuple[Place, ...] = ("some", "line", "row", "slab", "window", "head", "tail", "all")
 COUNTS = (1, 1, 2, 3, 4, 8, 16, 64)
 
 
 class Where(Strict):
     """some: `count` elements anywhere. line: `count` elements of one line along `axis`. row: that whole line.
     slab: all elements with one coordinate along `axis`. window: a block with sides of `count` in the last two axes.
-    all: every element. `key` says which.
+    head, tail: the first or last `count` elements in memory. all: every element. `key` says which.
     """
 
     place: Place
@@ -59,6 +59,9 @@ def positions(where: Where, shape: Sequence[int]) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     if where.place == "all":
         return torch.arange(numel)
+    if where.place in ("head", "tail"):
+        count = min(where.count, numel)
+        return torch.arange(count) + (0 if where.place == "head" else numel - count)
     words = draws(where.key, len(sides) + where.count)
     anchor, rest = words[: len(sides)], words[len(sides) :]
     if where.place == "some":
