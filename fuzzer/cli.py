@@ -66,6 +66,7 @@ def cli(debug: bool) -> None:
 def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
     """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
     from fuzzer.campaign import Campaign, Options
+    from fuzzer.campaign.status import Status
     from fuzzer.crashes.trust import foreign_program
     from fuzzer.place import cache_folder, surroundings
     from fuzzer.seeds.load import load_seeds
@@ -78,10 +79,10 @@ def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: A
         choices["budget"] = 600.0
     place = cache_folder(cache)
     options = Options(budget_s=choices.pop("budget"), cache=place, **choices)
-    progress = _Progress(quiet=as_json, budget_s=options.budget_s, max_execs=options.max_execs)
-    campaign = Campaign(seeds, options, surroundings(place), started=_process_start(), watch=progress)
+    status = Status(sys.stderr, quiet=as_json, budget_s=options.budget_s, max_execs=options.max_execs)
+    campaign = Campaign(seeds, options, surroundings(place), started=_process_start(), watch=status)
     summary = _interruptible(campaign)
-    progress.close()
+    status.close()
     if as_json:
         click.echo(json.dumps(json.loads(to_json(summary.to_json())), indent=1))
     else:
@@ -113,41 +114,6 @@ def _process_start() -> float:
     import psutil
 
     return time.monotonic() - (time.time() - psutil.Process().create_time())
-
-
-class _Progress:
-    """One line on a terminal, redrawn by tqdm; a plain line every ten seconds elsewhere; nothing when quiet."""
-
-    def __init__(self, *, quiet: bool, budget_s: float | None, max_execs: int | None) -> None:
-        from tqdm import tqdm
-
-        self._terminal = sys.stderr.isatty() and not quiet
-        self._quiet = quiet
-        self._by_executions = budget_s is None
-        self._next = 0.0
-        total = max_execs if budget_s is None else round(budget_s)
-        self._bar = tqdm(total=total, disable=not self._terminal, unit="exec" if self._by_executions else "s")
-
-    def __call__(self, campaign: Campaign) -> None:
-        now = time.monotonic()
-        if self._quiet or now < self._next:
-            return
-        self._next = now + (0.5 if self._terminal else 10.0)
-        rate = campaign.executions / max(campaign.elapsed_s, 1e-9)
-        sessions = [t.session for lane in campaign.lanes for t in lane.targets if t.session is not None]
-        ready, everything = sum(session.prepare_s > 0.0 for session in sessions), len(sessions)
-        text = f"{campaign.executions} exec, {rate:.1f}/s, {ready}/{everything} targets ready, "
-        text += f"{len(campaign.ledger.findings)} findings ({len(campaign.ledger.new_crashes())} stored)"
-        if campaign.confirming:
-            text += f", {campaign.confirming} being confirmed"
-        if self._terminal:
-            self._bar.n = campaign.executions if self._by_executions else round(campaign.elapsed_s)
-            self._bar.set_postfix_str(text)
-        else:
-            click.echo(f"[{campaign.elapsed_s:6.0f} s] {text}", err=True)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 @cli.command()
