@@ -462,3 +462,31 @@ def test_cuda_answers_as_the_formula_does_and_names_the_device(spec: str) -> Non
         assert found.device.type == "cuda"
         assert_same(found.cpu(), (grown / grown.sum(-1, keepdim=True)).float())
     assert backend.evidence()["device"] == torch.cuda.get_device_name()
+
+
+IMAGES = seed({"x": [2, 3, 4, 4]})
+
+
+def assert_write_is_seen(spec: str) -> None:
+    backend, given_ = prepared(spec, Writes(), IMAGES), sample(IMAGES)
+    kept = given_["x"].clone()
+    found = backend.run(given_)
+    assert_same(found.cpu(), (kept + 1) * 2)
+    assert_same(given_["x"], kept + 1)
+    assert given_["x"]._version > 0
+    harmless, given_ = prepared(spec, Softmax(), IMAGES), sample(IMAGES)
+    harmless.run(given_)
+    assert torch.equal(given_["x"], kept)
+    assert given_["x"]._version == 0
+
+
+@pytest.mark.parametrize("spec", ["eager:cpu", "eager:cpu?layout=channels_last", "aot_eager:cpu"])
+def test_a_write_to_an_input_shows_on_the_callers_tensor(spec: str) -> None:
+    assert_write_is_seen(spec)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(cuda_unavailable() is not None, reason=f"CUDA: {cuda_unavailable()}")
+@pytest.mark.parametrize("spec", ["eager:cuda", "inductor:cuda", "aot_eager:cuda"])
+def test_a_write_to_an_input_on_the_device_shows_on_the_callers_tensor(spec: str) -> None:
+    assert_write_is_seen(spec)

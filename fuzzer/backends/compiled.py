@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fuzzer.backends.base import Sample
-from fuzzer.backends.eager import ModuleBackend, duplicate
+from fuzzer.backends.eager import ModuleBackend, duplicate, write_back
 from fuzzer.backends.observe import ExtraOutputs, Observation, from_extra_outputs, observe_eager, on_cpu
 from fuzzer.backends.refusals import first_line, one_line
 from fuzzer.backends.spec import BackendSpec
@@ -150,7 +150,7 @@ class Compiled(ModuleBackend):
     def _call(self, sample: Sample, compiled: Any = None) -> Any:
         from torch import _dynamo
 
-        tensors = {name: tensor.to(self.device) for name, tensor in sample.items()}
+        tensors = self.on_device(sample)
         for name, axes in self._marks.items():
             for axis in axes:
                 # sizes 0 and 1 get graphs of their own whatever is asked for
@@ -160,6 +160,7 @@ class Compiled(ModuleBackend):
         with torch.no_grad():
             output = (self._compiled if compiled is None else compiled)(*args, **kwargs)
         self.synchronize()
+        write_back(sample, tensors)
         return output
 
     def _random_state(self) -> list[Tensor]:

@@ -15,6 +15,7 @@ from fuzzer.backends.observe import Observation, observe_eager, on_cpu
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import SpecError, Unsupported
 from fuzzer.models import Model
+from fuzzer.tensors import raw_bytes
 
 _BOOLEAN = ("true", "false")
 
@@ -73,9 +74,13 @@ class ModuleBackend(Backend):
             set_tf32(self.spec.options["tf32"] == "true")
         return model.module.to(self.device)
 
+    def on_device(self, sample: Sample) -> dict[str, Tensor]:
+        """The tensors of a sample on this backend's device: themselves where they lie there, else copies."""
+        return {name: tensor.to(self.device) for name, tensor in sample.items()}
+
     def arguments(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `forward`, on this backend's device."""
-        return self.model.call({name: tensor.to(self.device) for name, tensor in sample.items()})
+        return self.model.call(self.on_device(sample))
 
     def synchronize(self) -> None:
         """Wait for the device: an error of a kernel must surface in the call that caused it."""
@@ -109,22 +114,23 @@ class Eager(ModuleBackend):
         self._module = module
 
     def run(self, sample: Sample) -> Any:
-        args, kwargs = self._arguments(sample)
+        given = self.on_device(sample)
+        args, kwargs = self.model.call(given)
         with torch.no_grad():
             output = self._module(*args, **kwargs)
         self.synchronize()
+        write_back(sample, given)
         return output
 
     def observe(self, sample: Sample) -> Observation:
-        args, kwargs = self._arguments(sample)
+        args, kwargs = self.arguments(sample)
         with torch.no_grad():
             seen = observe_eager(self._module, args, kwargs)
         return on_cpu(seen)
 
-    def _arguments(self, sample: Sample) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._channels_last:
-            sample = {name: _channels_last(tensor) for name, tensor in sample.items()}
-        return self.arguments(sample)
+    def on_device(self, sample: Sample) -> dict[str, Tensor]:
+        given = super().on_device(sample)
+        return {name: _channels_last(tensor) for name, tensor in given.items()} if self._channels_last else given
 
     def evidence(self) -> dict[str, Any]:
         found = super().evidence()
@@ -135,6 +141,18 @@ class Eager(ModuleBackend):
     @property
     def _channels_last(self) -> bool:
         return self.spec.options.get("layout") == "channels_last"
+
+
+def write_back(sample: Sample, given: Sample) -> None:
+    """Give the sample what a call wrote to the copies of its tensors that it was `given`: there it can be seen.
+
+    Where a tensor was handed over itself there is nothing to do. The copies have version 0 before the call; a kernel
+    that goes round the version counter shows in the bits.
+    """
+    for name, tensor in given.items():
+        held = sample[name]
+        if tensor is not held and (tensor._version or raw_bytes(tensor) != raw_bytes(held)):
+            held.resize_(tensor.shape).copy_(tensor)
 
 
 def check_threads(spec: BackendSpec) -> None:
