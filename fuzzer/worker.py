@@ -139,6 +139,8 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
             reason = "; ".join([str(error), *missing])
             return None, failure_header(Failure("unsupported", "SpecError", reason, "plug-in")), b""
         backend = backend_class(spec.runtime)(spec)
+    if request.get("adaptation"):
+        backend = _adapted(backend, request["adaptation"])
     example = tensors.decode(frame.payload)
     try:
         model = build_model(seed, cache)
@@ -161,6 +163,12 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
         "versions": _versions(),
     }
     return holder, header, b""
+
+
+def _adapted(backend: Backend, adaptation: dict[str, Any]) -> Backend:
+    from fuzzer.backends.adapted import Adaptation, Adapted
+
+    return Adapted(lambda: type(backend)(backend.spec), Adaptation.from_json(adaptation))
 
 
 class _Holder:

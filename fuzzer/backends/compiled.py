@@ -205,6 +205,12 @@ class AotEager(Compiled):
 
     runtime = "aot_eager"
     torch_backend = "aot_eager"
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {**Compiled.options, "decomp": _BOOLEAN}
+
+    def __init__(self, spec: BackendSpec) -> None:
+        super().__init__(spec)
+        if spec.options.get("decomp") == "true":  # after Inductor's decompositions, before its lowerings
+            self.torch_backend = "aot_eager_decomp_partition"  # type: ignore[misc]
 
 
 class Inductor(Compiled):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,6 +49,8 @@ class OnnxRuntime(Backend):
     """
 
     runtime = "onnxruntime"
+    #: graph optimisers to leave out, by ONNX Runtime's names for them
+    disabled_optimizers: Sequence[str] = ()
     devices = ("cpu", "cuda")
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "opt": tuple(_LEVELS),
@@ -118,7 +120,8 @@ class OnnxRuntime(Backend):
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
         wanted = _PROVIDERS[self.spec.device]
-        session = onnxruntime.InferenceSession(source, options, providers=[wanted])
+        without = {"disabled_optimizers": list(self.disabled_optimizers)} if self.disabled_optimizers else {}
+        session = onnxruntime.InferenceSession(source, options, providers=[wanted], **without)
         if wanted not in session.get_providers():
             raise ValueError(f"{wanted} did not start")
         for item in session.get_outputs():

@@ -1,0 +1,266 @@
+"""Interventions on the input: the backends stay as they are, one property of the sample is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fuzzer.diagnose import amend, facts
+from fuzzer.diagnose.finding import Finding, Seen, Trial, size
+from fuzzer.diagnose.interventions import Intervention, Variant, register
+from fuzzer.diagnose.rerun import Change, Rerun, Sample
+from fuzzer.verify.verdict import Kind
+
+#: So many times a decision whose margin was widened must agree.
+DRAWS = 4
+
+
+def _with(sample: Sample, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**sample, **changed}
+
+
+def _each_float(finding: Finding, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return _with(finding.sample, {name: change(t) for name, t in finding.floats().items()})
+
+
+class _OnFloats(Intervention):
+    """Changes all float inputs in one way; the placebo nudges them."""
+
+    @staticmethod
+    def change(tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        yield Variant(_each_float(finding, self.change))
+
+    def placebo(self, finding: Finding) -> Variant | None:
+        return Variant(_each_float(finding, amend.nudged), words="placebo")
+
+
+@register
+class TiesBroken(_OnFloats):
+    name = "ties"
+    changed = "ties in the inputs broken by rank"
+    confirms = ("order/tie",)
+    change = staticmethod(amend.broken_ties)
+
+    def applies(self, finding: Finding) -> bool:
+        return any(facts.has_ties(t.reshape(-1)) for t in finding.floats().values())
+
+
+@register
+class FiniteInputs(_OnFloats):
+    name = "finite"
+    changed = "NaN and infinities in the inputs replaced by finite values"
+    confirms = ("numeric/nonfinite", "execution/exception", "numeric/integer")
+    change = staticmethod(amend.finite)
+
+    def applies(self, finding: Finding) -> bool:
+        return not facts.finite(finding.floats().values())
+
+
+@register
+class PositiveZeros(_OnFloats):
+    name = "positive-zeros"
+    changed = "−0 in the inputs replaced by +0"
+    confirms = ("numeric/signed-zero", "execution/exception")
+    change = staticmethod(amend.positive_zeros)
+
+    def applies(self, finding: Finding) -> bool:
+        return facts.has_negative_zero(finding.floats().values())
+
+
+@register
+class MarginWidened(Intervention):
+    """Any near-tie among the inputs, or computed from them, is resolved by noise far above rounding; all draws must
+    agree."""
+
+    name = "margin"
+    changed = f"margins widened: inputs moved by up to 2^-8 of their size, {DRAWS} times"
+    confirms = ("order/near-tie",)
+
+    def applies(self, finding: Finding) -> bool:
+        return bool(finding.floats())
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        for seed in range(DRAWS):
+            yield Variant(
+                _with(
+                    finding.sample,
+                    {n: amend.noisy(t, seed + 7 * i) for i, (n, t) in enumerate(finding.floats().items())},
+                )
+            )
+
+    def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
+        trials = []
+        for variant in self.variants(finding):
+            trials.append(self._run(finding, rerun, variant))
+            if not trials[-1].gone:
+                break
+        return trials[-1]
+
+
+@register
+class ScaledDown(Intervention):
+    name = "scale-down"
+    changed = "inputs scaled down by a power of two"
+    confirms = ("numeric/overflow",)
+
+    def applies(self, finding: Finding) -> bool:
+        return facts.largest_magnitude(finding.floats().values()) > 1.0
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        for power in (4, 12, 32, 64):
+            yield Variant(_each_float(finding, lambda t, p=power: t * 2.0**-p), words=f"2^-{power}")  # type: ignore[misc]
+
+
+@register
+class ScaledUp(Intervention):
+    name = "scale-up"
+    changed = "inputs scaled up to normal numbers"
+    confirms = ("numeric/subnormal",)
+
+    def applies(self, finding: Finding) -> bool:
+        return any(0.0 < facts.largest_magnitude([t]) < 2.0**-100 for t in finding.floats().values())
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        yield Variant(_each_float(finding, lambda t: t * 2.0**100 * 2.0**20), words="2^120")
+
+
+@register
+class InRange(Intervention):
+    name = "in-range"
+    changed = "operands brought into a range where integer arithmetic is defined"
+    confirms = ("numeric/integer", "execution/exception")
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        small = {name: amend.small(t) for name, t in finding.sample.items()}
+        if any(not torch.equal(small[name], t) for name, t in finding.sample.items()):
+            yield Variant(small, words=f"±{amend.SMALL}")
+        whole = {name: t.abs().clamp(min=1) for name, t in finding.integers().items()}
+        if whole:
+            yield Variant(_with(small, {n: amend.small(t) for n, t in whole.items()}), words="1 to 100")
+
+    def applies(self, finding: Finding) -> bool:
+        return bool(finding.integers()) or finding.difference.kind in (Kind.INTEGER, Kind.EXCEPTION)
+
+
+@register
+class OrdinaryRange(Intervention):
+    name = "ordinary-range"
+    changed = "integers brought into the range of the base input"
+    confirms = ("execution/exception", "numeric/integer")
+
+    def applies(self, finding: Finding) -> bool:
+        return bool(finding.integers())
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        ordinary = finding.ordinary
+        amended = {name: amend.within(t, ordinary[name]) for name, t in finding.integers().items()}
+        yield Variant(_with(finding.sample, amended))
+
+
+@register
+class OrdinaryInput(Intervention):
+    """The nearest input of all that is known to be well: last resort for what raises."""
+
+    name = "ordinary"
+    changed = "the base input in its place"
+    confirms = ("execution/exception", "execution/out-of-memory")
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        floats = {name: finding.ordinary[name] for name in finding.floats()}
+        whole = {name: finding.ordinary[name] for name in finding.integers()}
+        if floats and whole:
+            fits = {n: t for n, t in whole.items() if t.shape == finding.sample[n].shape}
+            if fits:
+                yield Variant(_with(finding.sample, fits), words="its integers only")
+        yield Variant(finding.ordinary)
+
+
+@register
+class UniqueIndices(Intervention):
+    name = "unique-indices"
+    changed = "repeated indices made unique"
+    confirms = ("order/duplicate-index",)
+
+    def applies(self, finding: Finding) -> bool:
+        return any(_repeats(t) for t in finding.integers().values())
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        amended = {}
+        for name, tensor in finding.integers().items():
+            if _repeats(tensor):
+                most = max(
+                    int(tensor.max()), int(finding.ordinary[name].max()) if finding.ordinary[name].numel() else 0
+                )
+                unique = amend.distinct(tensor, max(most, tensor.shape[-1] - 1 if tensor.dim() else 0))
+                if unique is None:
+                    return
+                amended[name] = unique
+        yield Variant(_with(finding.sample, amended))
+
+
+def _repeats(tensor: Tensor) -> bool:
+    if tensor.dim() == 0 or tensor.shape[-1] < 2 or int(tensor.min()) < 0:
+        return False
+    ordered = tensor.sort(-1).values
+    return bool((ordered[..., 1:] == ordered[..., :-1]).any())
+
+
+@register
+class Alone(Intervention):
+    """One sample of the batch by itself. The reference must say of it what it said of it in the batch."""
+
+    name = "alone"
+    changed = "the sample run alone, not in its batch"
+    confirms = ("state/batch",)
+
+    def applies(self, finding: Finding) -> bool:
+        return _batch(finding) > 1
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        index = finding.difference.index
+        row = index[0] if index and index[0] < _batch(finding) else 0
+        yield Variant({name: t[row : row + 1] for name, t in finding.sample.items()}, words=f"sample {row}")
+
+    def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
+        (variant,) = self.variants(finding)
+        trial = self._run(finding, rerun, variant)
+        if trial.gone and variant.sample is not None:
+            examined = rerun(variant.sample)
+            path, row = finding.difference.path, int(variant.words.split()[-1])
+            whole = (finding.examined.reference.leaves or {}).get(path)
+            one = (examined.reference.leaves or {}).get(path)
+            if not (isinstance(whole, Tensor) and isinstance(one, Tensor) and _same(whole, one, row)):
+                detail = "the reference's own answer depends on the batch"
+                return Trial(self.name, trial.changed, Seen.NOTHING, size(finding.examined), detail=detail)
+        return trial
+
+
+def _batch(finding: Finding) -> int:
+    """The size of the first dimension where all inputs, and the leaf that differs, share it; else 0."""
+    leaf = (finding.examined.reference.leaves or {}).get(finding.difference.path)
+    tensors = [*finding.sample.values(), *([leaf] if isinstance(leaf, Tensor) else [])]
+    sizes = {t.shape[0] if t.dim() else 0 for t in tensors}
+    return sizes.pop() if len(sizes) == 1 and isinstance(leaf, Tensor) else 0
+
+
+def _same(whole: Tensor, one: Tensor, row: int) -> bool:
+    if one.dim() == 0 or one.shape[0] != 1 or whole.shape[1:] != one.shape[1:] or row >= whole.shape[0]:
+        return False
+    return bool(torch.allclose(whole[row].double(), one[0].double(), rtol=1e-4, atol=1e-6, equal_nan=True))
+
+
+@register
+class AsExample(Intervention):
+    """For a specialised graph. For a wrong shape, that it survives this says that the shape is wrong by itself."""
+
+    name = "example"
+    changed = "compiled or exported with this input as the example"
+    confirms = ("structure/specialisation",)
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        yield Variant(change=Change(example=finding.sample))

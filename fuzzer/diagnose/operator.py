@@ -1,0 +1,88 @@
+"""Which operator it is: the model's graph is cut, its beginning runs in eager mode, the rest on the target.
+
+With none of the operators in eager mode the disagreement is there, with all of them it is gone; a binary search finds
+the one at which it goes. That this operator alone, in eager mode while all others stay on the target, makes it go away
+is the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fuzzer.backends.adapted import Adaptation
+from fuzzer.diagnose.finding import Finding, Seen, Trial, size
+from fuzzer.diagnose.interventions import Intervention, Variant, register
+from fuzzer.diagnose.rerun import Change, Rerun
+
+#: Graphs with more operators are not searched: each step prepares the target anew.
+MOST_OPERATORS = 2000
+
+
+@register
+class Operator(Intervention):
+    name = "operator"
+    changed = "one operator in eager mode, the others on the target"
+    confirms = (
+        "numeric/wrong-value",
+        "numeric/approximation",
+        "numeric/nonfinite",
+        "numeric/overflow",
+        "numeric/subnormal",
+        "numeric/integer",
+        "numeric/reduced-precision",
+        "numeric/signed-zero",
+        "numeric/accumulation",
+        "order/nms",
+        "execution/exception",
+    )
+
+    def variants(self, finding: Finding) -> Iterable[Variant]:
+        yield Variant(change=_cut(finding, Adaptation(prefix=0)), words="none")
+
+    def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
+        before = size(finding.examined)
+        (none,) = self.variants(finding)
+        baseline = self._run(finding, rerun, none)
+        names = [str(name) for name in rerun.evidence.get("operators", [])]
+        if baseline.seen is Seen.NOTHING:
+            return Trial(self.name, self.changed, Seen.NOTHING, before, detail=baseline.detail)
+        if baseline.gone or not names:
+            detail = "the captured graph of the model does not show it"
+            return Trial(self.name, self.changed, Seen.NOTHING, before, detail=detail)
+        if len(names) > MOST_OPERATORS:
+            return Trial(self.name, self.changed, Seen.NOTHING, before, detail=f"{len(names)} operators are too many")
+        at = self._first_gone(finding, rerun, len(names))
+        return self._proof(finding, rerun, names, at)
+
+    def _first_gone(self, finding: Finding, rerun: Rerun, count: int) -> int:
+        """The number of the operator that has to be in eager mode, where all before it are."""
+        low, high = 0, count  # with `low` operators in eager mode it is there, with `high` it is gone
+        while high - low > 1:
+            middle = (low + high) // 2
+            trial = self._run(finding, rerun, Variant(change=_cut(finding, Adaptation(prefix=middle))))
+            low, high = (low, middle) if trial.gone else (middle, high)
+        return high - 1
+
+    def _proof(self, finding: Finding, rerun: Rerun, names: list[str], at: int) -> Trial:
+        name = names[at]
+        alike = tuple(i for i, other in enumerate(names) if other == name)
+        trial = Trial(self.name, self.changed, Seen.NOTHING)
+        for kept in dict.fromkeys([(at,), alike]):
+            which = f"{name}, number {at + 1} of {len(names)}" if len(kept) == 1 else f"all {len(kept)} calls of {name}"
+            words = Variant(change=_cut(finding, Adaptation(eager=kept)), words=which)
+            trial = self._run(finding, rerun, words)
+            if trial.gone:
+                break
+        return trial
+
+
+def _cut(finding: Finding, adaptation: Adaptation) -> Change:
+    return Change(example=finding.sample, adaptation=adaptation)
+
+
+def operator_of(trial: Trial) -> str:
+    """The operator that an `operator` trial names, or an empty text."""
+    if trial.name != "operator" or not trial.gone:
+        return ""
+    inside = trial.changed.rpartition("(")[2].rstrip(")")
+    return inside.rpartition(" of ")[2] if inside.startswith("all ") else inside.partition(",")[0]

@@ -1,0 +1,171 @@
+"""The stage ladder: the target's own stages from the first to the last; the first that shows the drift is its stage.
+
+torch.compile: Dynamo, AOTAutograd, Inductor's decompositions, Inductor; within Inductor its passes are switched off one
+by one. ONNX Runtime: no graph optimisation (then it is the export or the kernels), basic, extended, layout, all; then
+the optimisers by name, by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from fuzzer.backends.adapted import Adaptation
+from fuzzer.backends.spec import BackendSpec
+from fuzzer.diagnose.finding import Finding, Seen
+from fuzzer.diagnose.rerun import CannotRerun, Change, Rerun
+
+_CARRIED = ("dynamic", "fullgraph", "tf32")
+_OPT = ("none", "basic", "extended", "layout", "all")
+#: Switches of Inductor that turn a group of its passes off.
+INDUCTOR_PASSES: dict[str, dict[str, object]] = {
+    "pattern matcher": {"pattern_matcher": False},
+    "joint graph passes": {"joint_graph_constant_folding": False},
+    "fusion": {"max_fusion_size": 1, "epilogue_fusion": False},
+}
+#: ONNX Runtime's graph optimisers, by the names that it takes, with the level from which they run.
+OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "basic": tuple(
+        """
+        ConstantFolding EliminateIdentity EliminateSlice UnsqueezeElimination EliminateDropout ExpandElimination
+        CastElimination CastChainElimination PreShapeNodeElimination NoopElimination DivMulFusion FuseReluClip
+        GemmSumFusion GemmTransposeFusion NotWhereFusion ConvAddFusion ConvMulFusion ConvBNFusion Pad_Fusion
+        MatMul_BatchNormalization_Fusion ClipQuantRewrite ReluQuantRewrite LabelEncoderFusion
+        CommonSubexpressionElimination ConstantSharing ReshapeFusion FreeDimensionOverrideTransformer
+        GeluFusionL1 LayerNormFusionL1 TransposeOptimizer DoubleQDQPairsRemover
+        """.split()
+    ),
+    "extended": tuple(
+        """
+        GeluFusionL2 LayerNormFusionL2 SimplifiedLayerNormFusion BiasGeluFusion FastGeluFusion QuickGeluFusion
+        BiasSoftmaxFusion BiasDropoutFusion SkipLayerNormFusion BiasSkipLayerNormFusion AttentionFusion
+        EmbedLayerNormFusion GatherToSplitFusion GatherToSliceFusion MatmulTransposeFusion MatMulAddFusion
+        MatMulScaleFusion MatMulActivationFusion MatMulIntegerToFloatFusion DynamicQuantizeMatMulFusion
+        GemmActivationFusion ConvActivationFusion ConvAddActivationFusion GroupQueryAttentionFusion SwiGluFusion
+        """.split()
+    ),
+    "layout": tuple(
+        """
+        NchwcTransformer NhwcTransformer ConvAddActivationFusion
+        """.split()
+    ),
+    "all": (),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A stage in words, and the backend that ends with it."""
+
+    stage: str
+    backend: str
+
+
+@dataclass
+class Ladder:
+    """What the rungs showed, from the first on; `stage` is the first that shows the drift, empty where none does."""
+
+    climbed: list[tuple[Rung, Seen, str]] = field(default_factory=list)
+    stage: str = ""
+    #: What switches the culprit off: the stage before it, or a pass or optimiser by name.
+    without: list[tuple[str, Change]] = field(default_factory=list)
+
+    @property
+    def sentences(self) -> list[str]:
+        return [f"{rung.backend}: {_WORDS[seen]}{f' ({why})' if why else ''}" for rung, seen, why in self.climbed]
+
+
+_WORDS = {
+    Seen.GONE: "agrees",
+    Seen.UNCHANGED: "shows it",
+    Seen.OTHER: "differs otherwise",
+    Seen.NOTHING: "not compared",
+}
+
+
+def rungs(target: str) -> list[Rung]:
+    """The stages of a backend, the last of them the backend itself; empty where it has none to tell apart."""
+    spec = BackendSpec.parse(target)
+    if spec.runtime in ("dynamo", "aot_eager", "inductor"):
+        carried = {name: value for name, value in spec.options.items() if name in _CARRIED}
+        steps = [
+            Rung("dynamo", str(replace(spec, runtime="dynamo", options=carried))),
+            Rung("autograd", str(replace(spec, runtime="aot_eager", options=carried))),
+            Rung("decompositions", str(replace(spec, runtime="aot_eager", options=carried | {"decomp": "true"}))),
+            Rung("inductor", target),
+        ]
+        last = {"dynamo": 1, "aot_eager": 3 if spec.options.get("decomp") == "true" else 2, "inductor": 4}
+        return steps[: last[spec.runtime]]
+    if spec.runtime == "onnxruntime":
+        most = _OPT.index(spec.options.get("opt", "all"))
+        first = "export or kernels"
+        return [
+            Rung(first if i == 0 else f"{opt} optimisations", str(replace(spec, options={**spec.options, "opt": opt})))
+            for i, opt in enumerate(_OPT[: most + 1])
+        ]
+    return []
+
+
+def climb(finding: Finding, rerun: Rerun, late: Callable[[], bool]) -> Ladder:
+    """Go up the ladder until a rung shows the drift, then look inside that stage. Stops where `late()`."""
+    found = Ladder()
+    before: Rung | None = None
+    steps = rungs(finding.target)
+    for rung in steps:
+        if late():
+            return found
+        seen, why = _ask(finding, rerun, Change(target=rung.backend))
+        found.climbed.append((rung, seen, why))
+        if seen in (Seen.UNCHANGED, Seen.OTHER):
+            found.stage = rung.stage
+            break
+        before = rung if seen is Seen.GONE else before
+    if found.stage and before is not None:
+        found.without.append((f"{before.backend} in its place", Change(target=before.backend)))
+    if found.stage == "inductor":
+        _inside_inductor(finding, rerun, late, found)
+    elif found.stage.endswith("optimisations"):
+        _inside_onnxruntime(finding, rerun, late, found)
+    return found
+
+
+def _ask(finding: Finding, rerun: Rerun, change: Change) -> tuple[Seen, str]:
+    try:
+        return finding.judged(rerun(finding.sample, change)), ""
+    except CannotRerun as error:
+        return Seen.NOTHING, str(error)[:200]
+
+
+def _inside_inductor(finding: Finding, rerun: Rerun, late: Callable[[], bool], found: Ladder) -> None:
+    for name, switches in INDUCTOR_PASSES.items():
+        if late():
+            return
+        change = Change(adaptation=Adaptation(inductor=switches))
+        if _ask(finding, rerun, change)[0] is Seen.GONE:
+            found.stage = f"inductor: {name}"
+            found.without.insert(0, (f"Inductor's {name} off", change))
+            return
+    found.stage = "inductor: lowering"
+
+
+def _inside_onnxruntime(finding: Finding, rerun: Rerun, late: Callable[[], bool], found: Ladder) -> None:
+    """The optimiser that has to be off, by halves; the stage's own come first."""
+    level = found.stage.split()[0]
+    target = found.climbed[-1][0].backend
+    names = [*OPTIMIZERS[level]]
+    if not names or not _gone_without(finding, rerun, target, names):
+        return
+    while len(names) > 1:
+        if late():
+            return
+        half = names[: len(names) // 2]
+        names = half if _gone_without(finding, rerun, target, half) else names[len(names) // 2 :]
+    if _gone_without(finding, rerun, target, names):
+        found.stage = f"{found.stage}: {names[0]}"
+        change = Change(adaptation=Adaptation(optimizers=tuple(names)))
+        found.without.insert(0, (f"ONNX Runtime's {names[0]} off", change))
+
+
+def _gone_without(finding: Finding, rerun: Rerun, target: str, names: Sequence[str]) -> bool:
+    change = Change(target=target, adaptation=Adaptation(optimizers=tuple(names)))
+    return _ask(finding, rerun, change)[0] is Seen.GONE
