@@ -122,17 +122,26 @@ def _process_start() -> float:
 def backends(as_json: bool) -> None:
     """Which backends can run on this machine, and why the others cannot."""
     from fuzzer.backends.registry import availability, backend_class, known
+    from fuzzer.plugins import origin
 
     found = []
     for spec in known():
         options = {name: list(values) for name, values in backend_class(spec.runtime).options.items()}
-        found.append({"backend": str(spec), "reason": availability(spec), "options": options})
+        found.append(
+            {
+                "backend": str(spec),
+                "reason": availability(spec),
+                "options": options,
+                "plugin": origin("backends", spec.runtime),
+            }
+        )
     if as_json:
         click.echo(json.dumps({"backends": found}, indent=1))
         return
     for entry in found:
         state = "available" if entry["reason"] is None else f"unavailable: {entry['reason']}"
-        click.echo(f"{entry['backend']:<20} {state}")
+        source = f" (plug-in {entry['plugin']})" if entry["plugin"] else ""
+        click.echo(f"{entry['backend']:<20} {state}{source}")
 
 
 @cli.command()

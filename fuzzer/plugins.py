@@ -24,7 +24,7 @@ from fuzzer.errors import PluginError, XbfuzzError
 #: The environment variable: names joined by os.pathsep, files by their absolute paths.
 PLUGINS = "XBFUZZ_PLUGINS"
 #: What this package's own entry points name, for a source tree that is not installed and so announces nothing.
-SHIPPED: tuple[str, ...] = ()
+SHIPPED = ("fuzzer.contrib.onnx_reference", "fuzzer.contrib.openvino_backend")
 #: What a plug-in can register → the package that holds the built-in ones, its register's module, the register.
 _REGISTERS = {
     "backends": ("fuzzer.backends.registry", "fuzzer.backends.registry", "_CLASSES"),

@@ -1,0 +1,1 @@
+"""Plug-ins that come with xbfuzz. They use what any plug-in can use, and are found through entry points like others."""
