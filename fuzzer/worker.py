@@ -106,6 +106,8 @@ class Desk:
             return self._holder.run(frame)
         if action == "weights" and self._holder is not None:
             return self._holder.weights()
+        if action == "graph" and self._holder is not None:
+            return self._holder.graph(frame)
         return failure_header(Failure("internal", "ProtocolError", f"cannot {action!r} now")), b""
 
 
@@ -229,6 +231,18 @@ class _Holder:
 
         state = self._model.module.state_dict() if self._model.module is not None else {}
         return {"ok": True}, tensors.encode({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
+
+    def graph(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """The module as a graph of operators, for reduction."""
+        from fuzzer import tensors
+        from fuzzer.models.capture import CannotCapture, capture
+
+        _seed_generators(int(frame.header.get("rng_seed", 0)))
+        try:
+            graph, constants = capture(self._model, tensors.decode(frame.payload))
+        except CannotCapture as error:
+            return failure_header(Failure("unsupported", "CannotCapture", str(error), "graph")), b""
+        return {"ok": True, "graph": graph.to_json()}, tensors.encode(constants)
 
     def _state(self) -> dict[str, Any]:
         """Parameters and buffers, those too that the state dict leaves out."""

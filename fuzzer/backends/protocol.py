@@ -5,8 +5,8 @@ that is executed. The form of a frame: four magic bytes, the header's length (4 
 big-endian, then header and payload.
 
 Requests name what to `do`: `prepare` (`seed`, `base`, `backend`, `cache`; payload: the example sample), `run`
-(`rng_seed`, `check`, and for the oracle a `variant`; payload: the sample), `weights`, `exit`. A reply says `ok`, with
-what was asked, or an `error` (`Failure`).
+(`rng_seed`, `check`, and for the oracle a `variant`; payload: the sample), `weights`, `graph` (the module as data;
+payload: a sample), `exit`. A reply says `ok`, with what was asked, or an `error` (`Failure`).
 """
 
 from __future__ import annotations

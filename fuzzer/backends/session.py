@@ -15,6 +15,7 @@ from fuzzer.backends.interpreter import worker_command
 from fuzzer.backends.process import Death, Limits, Worker
 from fuzzer.backends.protocol import Failure, Frame, ProtocolError, unpack_leaves
 from fuzzer.backends.spec import BackendSpec
+from fuzzer.models.graph import CannotCapture, Graph
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_to_json
 from fuzzer.trees import Leaves
@@ -89,20 +90,25 @@ class Session:
     def prepare_begin(self) -> None:
         """Start a process and ask it to prepare; `prepare_poll` tells when it has."""
         self.close()
-        spec = BackendSpec.parse(self.backend)
+        self._worker = self._started(BackendSpec.parse(self.backend))
+        self._ask_to_prepare(self._worker)
+
+    def _started(self, spec: BackendSpec) -> Worker:
         how = {"command": worker_command(spec.python)} if spec.python else {}
-        self._worker = self._where.start(f"{self.backend} for {self.seed.name}", **how)
         self.starts += 1
+        return self._where.start(f"{self.backend} for {self.seed.name}", **how)
+
+    def _ask_to_prepare(self, worker: Worker) -> None:
         self.state = State.PREPARING
         header = {
             "do": "prepare",
             "seed": seed_to_json(self.seed),
             "base": str(self.seed.base.resolve()),
-            "backend": str(spec.under("")),
+            "backend": str(BackendSpec.parse(self.backend).under("")),
             "cache": str(self._where.cache) if self._where.cache else None,
         }
         limits = Limits(self.seed.prepare_deadline_s, self.seed.memory_mb)
-        self._worker.send(header, tensors.encode(self._example), limits=limits)
+        worker.send(header, tensors.encode(self._example), limits=limits)
 
     def prepare_poll(self) -> State:
         """The state, after looking whether preparation has ended. Does not block."""
@@ -181,6 +187,27 @@ class Session:
             return None
         return tensors.decode(reply.payload) if reply.ok else None
 
+    def graph(self, sample: Mapping[str, Tensor], *, rng_seed: int = 0) -> tuple[Graph, dict[str, Tensor]]:
+        """The prepared module as a graph of operators, recorded on `sample`, with the values of its constants.
+
+        Raises CannotCapture.
+        """
+        if self._worker is None or self.state is not State.READY:
+            raise RuntimeError(f"{self.backend} is not ready to run")
+        limits = Limits(self.seed.prepare_deadline_s, self.seed.memory_mb)
+        self._worker.send({"do": "graph", "rng_seed": rng_seed}, tensors.encode(sample), limits=limits)
+        reply = self._worker.wait()
+        if isinstance(reply, Death):
+            self.state = State.IDLE
+            self.close()
+            raise CannotCapture(reply.message)
+        if reply.failure is not None:
+            raise CannotCapture(reply.failure.message)
+        try:
+            return Graph.from_json(reply.header["graph"]), tensors.decode(reply.payload)
+        except (KeyError, ValueError) as error:
+            raise CannotCapture(f"{self.backend} answers with no graph: {error}") from error
+
     def close(self) -> None:
         """End the process, if there is one. A ready session becomes idle; one that was refused stays so."""
         if self._worker is not None:
@@ -199,10 +226,41 @@ class Session:
             self.state = State.REFUSED
             stage = f"{self.failure.stage}: " if self.failure.stage else ""
             self.reason = f"{stage}{self.failure.message}"
-            self.close()
+            self._refused()
             return
         self.state = State.READY
         self.evidence = reply.header.get("evidence", {})
         self.versions = reply.header.get("versions", {})
         self.weights_hash = reply.header.get("weights_hash", "")
         self.prepare_s = float(reply.header.get("seconds", 0.0))
+
+    def _refused(self) -> None:
+        self.close()
+
+
+class ReusedSession(Session):
+    """A session whose process prepares one model after another: a compiler is started once for many small ones.
+
+    What one model does to the process the next one sees, so that what matters must be seen in a fresh process too.
+    """
+
+    def take(self, seed: Seed, example: Mapping[str, Tensor]) -> None:
+        """Go on with another model: it is prepared next."""
+        self.seed, self._example = seed, dict(example)
+        self.state = State.IDLE
+
+    def prepare_begin(self) -> None:
+        """Ask the process to prepare; a fresh one where there is none, or it died."""
+        if self._worker is None or self._worker.dead is not None:
+            super().prepare_begin()
+        else:
+            self._ask_to_prepare(self._worker)
+
+    def prepare(self) -> State:
+        self.prepare_begin()
+        assert self._worker is not None
+        self._prepared(self._worker.wait())
+        return self.state
+
+    def _refused(self) -> None:
+        """The process stays: the next model may do."""

@@ -1,4 +1,4 @@
-"""`xbfuzz reduce`: a stored crash on a smaller input."""
+"""`xbfuzz reduce`: a stored crash on a smaller input and a smaller model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from fuzzer.errors import XbfuzzError
 
 if TYPE_CHECKING:
     from fuzzer.reduce import Size
+    from fuzzer.reduce.case import CaseSize
 
 
 @click.command()
 @click.argument("crash_id")
 @click.option("--budget", type=Duration(), default="60s", show_default=True, help="How long to try smaller inputs.")
+@click.option("--graph/--no-graph", default=True, show_default=True, help="Also take the model apart.")
 @click.option("--trust", is_flag=True, help="Run Python code that a crash's seed imports from outside this project.")
 @CRASHES
 @PLUGIN
 @CACHE
 @JSON
-def reduce(crash_id: str, budget: float, trust: bool, crashes: Path, cache: Path | None, as_json: bool) -> None:
-    """Find a smaller input for a stored crash, by its id or folder. Goes on where the last reduction of it ended.
+def reduce(
+    crash_id: str, budget: float, graph: bool, trust: bool, crashes: Path, cache: Path | None, as_json: bool
+) -> None:
+    """Find a smaller input and a smaller model for a stored crash, by its id or folder.
+
+    Goes on where the last reduction of it ended.
 
     Exits 0 where nothing smaller is left to try, 1 where the budget ended it or the crash cannot be seen here.
     """
-    from fuzzer.crashes.reduction import Outcome, reduce_crash
-    from fuzzer.crashes.store import write_crash
+    from fuzzer.crashes.reduction import Outcome, reduce_crash, write_reduced
     from fuzzer.crashes.trust import needs_trust
     from fuzzer.place import cache_folder, surroundings
 
@@ -41,9 +46,9 @@ def reduce(crash_id: str, budget: float, trust: bool, crashes: Path, cache: Path
     assert crash.folder is not None
     home = crash.folder.resolve().parent
     where = surroundings(cache_folder(cache))
-    found = reduce_crash(crash, where, budget_s=budget, notes=home, watch=_Progress(quiet=as_json))
-    if found.outcome is Outcome.REDUCED:
-        write_crash(home, found.crash)
+    found = reduce_crash(crash, where, budget_s=budget, notes=home, graph=graph, watch=_Progress(quiet=as_json))
+    if found.outcome is not Outcome.IMPOSSIBLE:
+        write_reduced(home, found)
     if as_json:
         echo_json(found.to_json())
     else:
@@ -61,9 +66,10 @@ class _Progress:
         self._every = 1.0 if sys.stderr.isatty() else 10.0
         self._began = self._last = time.monotonic()
 
-    def __call__(self, tests: int, size: Size) -> None:
+    def __call__(self, tests: int, size: Size | CaseSize) -> None:
         now = time.monotonic()
         if not self._quiet and now - self._last >= self._every:
             self._last = now
-            text = f"{tests} inputs tried, now {size.elements} elements, {size.filled} not of the background"
+            text = f"{tests} tried, now {size.elements} elements, {size.filled} not of the background"
+            text += f", {size.nodes} operators" if hasattr(size, "nodes") else ""
             click.echo(f"[{now - self._began:6.0f} s] {text}", err=True)

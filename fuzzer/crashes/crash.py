@@ -17,13 +17,15 @@ from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed, Weights
 from fuzzer.seeds.load import seed_from_json, seed_to_json
 from fuzzer.verify.activations import Activations
-from fuzzer.verify.verdict import Verdict
+from fuzzer.verify.verdict import Kind, Verdict
 
 #: What is kept of a verdict at most: a detector with hundreds of leaves must not make a file that nobody reads.
 MAX_DIFFERENCES = 50
 MAX_STATS = 100
 MAX_TEXT = 2000
 
+#: Kinds of difference in which a side gives no answer to the crash's own input.
+NO_ANSWER = frozenset({Kind.EXCEPTION, Kind.CRASH, Kind.HANG, Kind.MEMORY})
 TIERS = {"tensors": "fail", "activations": "not-run", "task": "not-run"}
 
 
@@ -35,7 +37,8 @@ class Crash:
     `recipe` is None where no recipe makes the inputs (they came from elsewhere, or were reduced value by value).
     `original` are the inputs as found, where they are kept. `activations` is tier 2's JSON, empty where it was not
     run. `weights` and `files` say what the folder holds and are filled in by `write_crash`. `folder` is where the
-    crash was read from. `expect` is read by `fuzzer.crashes.expect`. `status` and `link` are what its keepers decided.
+    crash was read from. `whole_seed` is the seed as it was before its model was reduced to a graph: that of `original`.
+    `expect` is read by `fuzzer.crashes.expect`. `status` and `link` are what its keepers decided.
     """
 
     signature: Signature
@@ -65,6 +68,7 @@ class Crash:
     folder: Path | None = None
     status: str = "open"
     link: str = ""
+    whole_seed: Mapping[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -150,9 +154,15 @@ def seed_of(crash: Crash, base: Path | None = None) -> Seed:
         changes["weights"] = Weights(kind="file", file=str((crash.folder / "weights.safetensors").resolve()))
     if "model.onnx" in crash.files:
         changes["path"] = str((crash.folder / "model.onnx").resolve())
-    if not changes:
-        return seed
-    return seed.model_copy(update={"model": seed.model.model_copy(update=changes)}).at(seed.base)
+    if changes:
+        seed = seed.model_copy(update={"model": seed.model.model_copy(update=changes)}).at(seed.base)
+    if seed.model.source == "graph" and "inputs.safetensors" in crash.files and crash.kind not in NO_ANSWER:
+        # No generator makes ordinary inputs for the inside of a model: backends are prepared on the crash's own.
+        file = str((crash.folder / "inputs.safetensors").resolve())
+        real = {name: spec for name, spec in seed.inputs.items() if spec.dtype_name != "complex64"}
+        own = {name: spec.model_copy(update={"files": [file], "key": name}) for name, spec in real.items()}
+        seed = seed.model_copy(update={"inputs": {**seed.inputs, **own}}).at(seed.base)
+    return seed
 
 
 def bounded(verdict: Verdict) -> dict[str, Any]:

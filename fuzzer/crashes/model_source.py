@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.graph_source import module_source
+from fuzzer.models.graph import Graph
 from fuzzer.seeds import ModelSpec, Seed
 
 #: A longer source stays in its own file beside the script.
@@ -32,6 +34,8 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
     if spec.source in ("repo", "hub", "exported"):
         what = f"{spec.source} {spec.builder or spec.name or ''} of {spec.repo or spec.path}".replace("  ", " ")
         return ModelSource("", "", [f"raise CannotRun({f'the model is not kept here ({what}); make it in build()'!r})"])
+    if spec.source == "graph":
+        return _graph(crash, spec)
     body, future, code = _library(spec) if spec.source == "library" else _builder(spec, source, taken)
     lines = [f"torch.manual_seed({spec.weights.seed})", *body]
     if "weights.safetensors" in crash.files:
@@ -41,6 +45,14 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
         how = f"hash {weights.get('hash', 'unknown')}, from {weights.get('rebuild', 'the seed')}"
         lines.append(f"raise CannotRun({f'the weights are not kept here ({how}); load them in build()'!r})")
     return ModelSource(future, code, [*lines, "return model.eval().requires_grad_(False)"])
+
+
+def _graph(crash: Crash, spec: ModelSpec) -> ModelSource:
+    """The operators as source; constants are read from beside the script, as they may be large."""
+    lines = ["model = Model()"]
+    if "weights.safetensors" in crash.files:
+        lines.append('model.load_state_dict(read_tensors(f"{HERE}/weights.safetensors"))')
+    return ModelSource("", module_source(Graph.from_json(spec.graph), {}), [*lines, "return model.eval()"])
 
 
 def _library(spec: ModelSpec) -> tuple[list[str], str, str]:

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from fuzzer.crashes.crash import Crash
 from fuzzer.files import to_json, write_atomically
+from fuzzer.models.graph import Graph
+from fuzzer.reduce.case import Case
 from fuzzer.tensors import decode, encode
 
 _ABOUT, _BEST, _TRIED = "about.json", "best.safetensors", "tried"
+_GRAPH, _TENSORS = "graph.json", "graph.safetensors"
 
 
 class Tried(set[str]):
@@ -39,7 +42,8 @@ class Notebook:
 
     def __init__(self, folder: Path, crash: Crash, versions: Mapping[str, object]) -> None:
         self._home = folder / f".reduce-{crash.id}"
-        about = [crash.id, crash.reference, crash.target, crash.rng_seed, dict(crash.seed), dict(versions)]
+        seed = crash.seed if crash.whole_seed is None else crash.whole_seed
+        about = [crash.id, crash.reference, crash.target, crash.rng_seed, dict(seed), dict(versions)]
         text = to_json(about)
         if self._about() != json.loads(text):
             self.remove()
@@ -62,6 +66,19 @@ class Notebook:
     def keep(self, sample: Mapping[str, Tensor]) -> None:
         """Put a smaller input in place of the one before."""
         write_atomically(self._home / _BEST, encode(sample))
+
+    def best_case(self) -> Case | None:
+        """The smallest graph that was kept, with its tensors, or None."""
+        try:
+            graph = Graph.from_json(json.loads((self._home / _GRAPH).read_text(encoding="utf-8")))
+            return Case.of(graph, decode((self._home / _TENSORS).read_bytes()))
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def keep_case(self, case: Case) -> None:
+        """Put a smaller graph in place of the one before."""
+        write_atomically(self._home / _TENSORS, encode(case.tensors))
+        write_atomically(self._home / _GRAPH, to_json(case.graph.to_json()))
 
     def remove(self) -> None:
         """Leave nothing behind."""

@@ -12,6 +12,7 @@ from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.replay import diagnosed, examine_crash, prepare_bench, signature_seen
 from fuzzer.crashes.signature import Signature
 from fuzzer.diagnose import primary
+from fuzzer.reduce.case import Case
 from fuzzer.verify.examine import Bench, Examined
 
 
@@ -40,10 +41,11 @@ def fault_of(crash: Crash, examined: Examined) -> Fault | None:
 
 @dataclass
 class Slip:
-    """Another fault that candidates showed: how many, and the first of them."""
+    """Another fault that candidates showed: how many, and the first of them, with its graph where it is one."""
 
     count: int
     sample: Mapping[str, Tensor]
+    case: Case | None = None
 
 
 class Probe:

@@ -112,6 +112,7 @@ class _Record(_Part):
     files: dict[str, str]
     base: Text
     seed: dict[str, Any]
+    whole_seed: dict[str, Any] | None = None
     statistics: _Verdict
     activations: _Activations = _Activations()
 
@@ -144,6 +145,7 @@ def to_yaml(crash: Crash, home: Path) -> str:
         "files": dict(crash.files),
         "base": Path(os.path.relpath(crash.base, home)).as_posix(),
         "seed": dict(crash.seed),
+        **({"whole_seed": dict(crash.whole_seed)} if crash.whole_seed is not None else {}),
         "statistics": dict(crash.verdict),
         **({"activations": dict(crash.activations)} if crash.activations else {}),
     }
@@ -181,6 +183,7 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         verdict=data["statistics"],
         activations=data.get("activations", {}),
         seed=record.seed,
+        whole_seed=record.whole_seed,
         base=_base(record.base, home),
         reference=str(BackendSpec.parse(record.reference)),
         target=str(BackendSpec.parse(record.target)),

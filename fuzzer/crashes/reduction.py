@@ -1,4 +1,5 @@
-"""Reduction of a stored crash: live sessions say which smaller input still shows it, fresh ones confirm the last.
+"""Reduction of a stored crash: live sessions say which smaller input and which smaller graph still show it, fresh ones
+confirm the last.
 
 The crash on disk stays as it is until the smaller one was reproduced from nothing; until then the smallest input so far
 lies in a notebook beside it, from which the next reduction goes on.
@@ -6,6 +7,7 @@ lies in a notebook beside it, from which the next reduction goes on.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,14 +21,17 @@ from torch import Tensor
 from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash, bounded, seed_of
 from fuzzer.crashes.environment import PACKAGES
+from fuzzer.crashes.graph_reduction import GraphFound, graph_crash, graph_of, search_graph
 from fuzzer.crashes.notebook import Notebook
 from fuzzer.crashes.probe import Fault, Probe, Slip, fault_of
 from fuzzer.crashes.record import check_inputs
 from fuzzer.crashes.replay import CrashState, Replayed, close_bench, diagnosed, environment_of, fresh_bench, replay
 from fuzzer.crashes.severity import severity
-from fuzzer.crashes.sides import export_found
-from fuzzer.errors import CrashFolderError
-from fuzzer.reduce import Search, Size, passes, size_of, space_of
+from fuzzer.crashes.sides import EXPORT, export_found
+from fuzzer.crashes.store import load_crash, write_crash
+from fuzzer.errors import CrashFolderError, XbfuzzError
+from fuzzer.reduce import Sample, Search, Size, passes, size_of, space_of
+from fuzzer.reduce.case import Case, CaseSize
 from fuzzer.verify.examine import Bench
 from fuzzer.verify.verdict import Kind
 
@@ -34,6 +39,8 @@ from fuzzer.verify.verdict import Kind
 HANG_S = 5.0
 #: Where the smallest input does not reproduce in fresh processes, so many larger ones are tried.
 FALLBACKS = 2
+#: The share of the budget that the input may take before the graph's turn comes.
+INPUT_SHARE = 0.5
 
 
 class Outcome(StrEnum):
@@ -50,7 +57,9 @@ class Outcome(StrEnum):
 class Reduction:
     """The outcome. `crash` is the smaller one, confirmed, or the one that was given. `finished`: nothing left to try.
 
-    `slips`: other faults that candidates showed. `seconds` and `tests` are those of the search alone.
+    `slips`: other faults that candidates showed. `seconds` and `tests` are those of the searches alone. `nodes`: the
+    operators of the model before and after, None where it stayed whole for the reason `whole`. `weights`: what to store
+    the crash with (`write_reduced`), None where its folder has them.
     """
 
     outcome: Outcome
@@ -62,6 +71,9 @@ class Reduction:
     finished: bool = False
     detail: str = ""
     slips: Mapping[Fault, Slip] = field(default_factory=dict)
+    nodes: tuple[int, int] | None = None
+    whole: str = ""
+    weights: Mapping[str, Tensor] | None = None
 
     @property
     def sentence(self) -> str:
@@ -69,10 +81,13 @@ class Reduction:
         size = f"{self.before.elements} elements ({self.before.filled} not of the background)"
         if self.outcome is Outcome.REDUCED:
             size += f" → {self.after.elements} ({self.after.filled})"
-        text = f"{self.outcome}: {size}, {self.tests} inputs tried in {self.seconds:.1f} s"
+        if self.nodes is not None:
+            size = f"{self.nodes[0]} operators → {self.nodes[1]}, {size}"
+        text = f"{self.outcome}: {size}, {self.tests} candidates tried in {self.seconds:.1f} s"
         if self.slips:
             text += f", {sum(slip.count for slip in self.slips.values())} put aside that failed otherwise"
         more = "" if self.finished or self.outcome is Outcome.IMPOSSIBLE else "; not all was tried"
+        more += f"; the model stays whole: {self.whole}" if self.whole else ""
         return text + more + (f": {self.detail}" if self.detail else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -86,6 +101,8 @@ class Reduction:
             "finished": self.finished,
             "detail": self.detail,
             "slips": {str(fault): slip.count for fault, slip in self.slips.items()},
+            "nodes": None if self.nodes is None else {"before": self.nodes[0], "after": self.nodes[1]},
+            "whole": self.whole,
         }
 
 
@@ -96,31 +113,76 @@ def reduce_crash(
     budget_s: float,
     notes: Path | None = None,
     bench: Bench | None = None,
+    graph: bool = True,
     clock: Callable[[], float] = time.monotonic,
-    watch: Callable[[int, Size], None] = lambda tests, size: None,
+    watch: Callable[[int, Size | CaseSize], None] = lambda tests, size: None,
 ) -> Reduction:
-    """Look for a smaller input that shows the same fault, for `budget_s` seconds from when the sessions are ready.
+    """Look for a smaller input that shows the same fault, then for a smaller graph, for `budget_s` seconds.
 
-    `notes`: the folder of crashes, where a notebook is kept. `bench`: sessions to use; they are closed. `watch` is told
-    the number of tests and the smallest size so far. Writes nothing but the notebook. Raises XbfuzzError.
+    The time counts from when the sessions are ready; the confirmation at the end comes on top. `notes`: the folder of
+    crashes, where a notebook is kept. `bench`: sessions to use; they are closed. `graph`: whether the model may be
+    taken apart. `watch` is told the number of tests and the smallest size so far. Writes nothing but the notebook.
+    Raises XbfuzzError.
     """
     start = size_of(crash.inputs)
     if crash.kind == Kind.HANG or bench is None:
         if bench is not None:
             close_bench(bench)
         bench = _bench(crash, where)
+    here = environment_of(crash.target)
+    notebook = Notebook(notes, crash, {name: here.get(name) for name in PACKAGES}) if notes is not None else None
+    share = budget_s * (INPUT_SHARE if graph else 1.0) if graph_of(crash) is None else 0.0
     try:
-        found = _searched(crash, bench, budget_s, notes, clock, watch)
+        found = _searched(crash, bench, share, notebook, clock, watch)
     finally:
         close_bench(bench)
     if isinstance(found, str):
         return Reduction(Outcome.IMPOSSIBLE, crash, start, start, detail=found)
-    if not found.smaller:
-        outcome = Outcome.MINIMAL if found.finished else Outcome.UNFINISHED
-        reduction = Reduction(outcome, crash, start, start, *found.facts)
-    else:
+    parts = _Parts(whole="nobody asked for a graph")
+    if graph:
+        smallest = replace(crash, inputs=dict(found.smaller[-1])) if found.smaller else crash
+        left = max(budget_s - found.seconds, 0.0)
+        parts = _taken_apart(smallest, where, found, left, notebook, clock, watch)
+    if notebook is not None and found.finished and parts.finished:
+        notebook.remove()
+    if parts.crash is not None:
+        reduction = Reduction(Outcome.REDUCED, parts.crash, start, parts.size or start, weights=parts.weights)
+    elif found.smaller:
         reduction = _confirmed(crash, where, found)
-    return replace(reduction, slips=found.slips)
+    else:
+        outcome = Outcome.MINIMAL if found.finished and parts.finished else Outcome.UNFINISHED
+        reduction = Reduction(outcome, crash, start, start)
+    reduction = replace(
+        reduction,
+        tests=found.tests + parts.tests,
+        seconds=found.seconds + parts.seconds,
+        finished=(reduction.finished or reduction.outcome is not Outcome.REDUCED or parts.crash is not None)
+        and found.finished
+        and parts.finished,
+        slips={**found.slips, **parts.slips},
+        nodes=parts.nodes,
+        whole=parts.whole,
+    )
+    return replace(reduction, crash=_noted(reduction))
+
+
+def write_reduced(folder: Path, reduction: Reduction, *, private: bool = False) -> Path:
+    """Store the outcome of a reduction under `folder`: the smaller crash, or why there is none."""
+    return write_crash(folder, reduction.crash, weights=reduction.weights, private=private)
+
+
+def _noted(reduction: Reduction) -> Crash:
+    """The crash with what its reduction came to, for a reader."""
+    about: dict[str, Any] = {
+        "outcome": str(reduction.outcome),
+        "tests": reduction.tests,
+        "seconds": round(reduction.seconds, 1),
+        "finished": reduction.finished,
+        **({"detail": reduction.detail} if reduction.detail else {}),
+        **({"nodes": list(reduction.nodes)} if reduction.nodes is not None else {}),
+        **({"whole": reduction.whole} if reduction.whole else {}),
+    }
+    return replace(reduction.crash, found={**reduction.crash.found, "reduction": about})
 
 
 def _bench(crash: Crash, where: Where) -> Bench:
@@ -151,16 +213,14 @@ def _searched(
     crash: Crash,
     bench: Bench,
     budget_s: float,
-    notes: Path | None,
+    notebook: Notebook | None,
     clock: Callable[[], float],
-    watch: Callable[[int, Size], None],
+    watch: Callable[[int, Size | CaseSize], None],
 ) -> _Found | str:
-    """The search on live sessions; a sentence where the crash itself cannot be seen."""
+    """The search on live sessions; a sentence where the crash itself cannot be seen. A graph is not searched here."""
     probe = Probe(crash, bench)
     if not probe.begin() or probe.wanted is None:
         return probe.refused or "its own input does not show it here"
-    here = environment_of(crash.target)
-    notebook = Notebook(notes, crash, {name: here.get(name) for name in PACKAGES}) if notes is not None else None
     smaller: deque[Mapping[str, Tensor]] = deque(maxlen=32)
 
     space = space_of(bench.seed)
@@ -177,7 +237,9 @@ def _searched(
             notebook.keep(sample)
 
     began = clock()
-    search = Search(
+    if graph_of(crash) is not None:
+        return _Found([], probe.wanted, 0, 0.0, True, probe.slips, {})
+    search: Search[Sample] = Search(
         crash.inputs,
         asked,
         clock=clock,
@@ -189,8 +251,6 @@ def _searched(
     if before is not None and _fits(crash, before):
         search.resume(before)
     finished = search.run(passes(space, list(crash.inputs)))
-    if notebook is not None and finished:
-        notebook.remove()
     return _Found(
         list(smaller),
         probe.wanted,
@@ -200,6 +260,78 @@ def _searched(
         probe.slips,
         export_found(bench.target.evidence),
     )
+
+
+@dataclass
+class _Parts:
+    """What came of taking the model apart. `crash`: reproduced in fresh processes, with what it is stored with."""
+
+    crash: Crash | None = None
+    size: Size | None = None
+    weights: Mapping[str, Tensor] | None = None
+    tests: int = 0
+    seconds: float = 0.0
+    finished: bool = True
+    slips: Mapping[Fault, Slip] = field(default_factory=dict)
+    nodes: tuple[int, int] | None = None
+    whole: str = ""
+
+
+def _taken_apart(
+    crash: Crash,
+    where: Where,
+    found: _Found,
+    budget_s: float,
+    notebook: Notebook | None,
+    clock: Callable[[], float],
+    watch: Callable[[int, Size | CaseSize], None],
+) -> _Parts:
+    """The smallest graph that shows the fault in fresh processes too, from its files alone."""
+    how: Any = {"budget_s": budget_s, "clock": clock, "notebook": notebook, "watch": watch}
+    graphs = search_graph(crash, found.wanted, where, **how)
+    about: Any = {"tests": graphs.tests, "seconds": graphs.seconds, "finished": graphs.finished, "slips": graphs.slips}
+    parts = _Parts(whole=graphs.reason, **about)
+    if graphs.before is None or not graphs.smaller:
+        parts.whole = parts.whole or ("" if graph_of(crash) is not None else "no smaller graph shows the crash")
+        return parts
+    step = max(1, len(graphs.smaller) // (1 + FALLBACKS))
+    for number, case in enumerate(graphs.smaller[::-step][: 1 + FALLBACKS]):
+        smaller, said = _staged(crash, where, found, graphs, case)
+        if smaller is not None:
+            parts.crash, parts.size, parts.weights = smaller, size_of(case.tensors), case.constants
+            parts.nodes, parts.whole = (_nodes(crash, graphs), case.size.nodes), ""
+            parts.finished = graphs.finished and number == 0
+            return parts
+        parts.whole = parts.whole or f"the smallest graph {said}"
+    return parts
+
+
+def _nodes(crash: Crash, graphs: GraphFound) -> int:
+    """Operators of the model as it was first."""
+    assert graphs.before is not None
+    recorded = crash.sizes.get("nodes_original")
+    return int(recorded) if recorded is not None else graphs.before.nodes
+
+
+def _staged(crash: Crash, where: Where, found: _Found, graphs: GraphFound, case: Case) -> tuple[Crash | None, str]:
+    """The crash on a graph, written down and reproduced from its files in fresh processes; else what they showed."""
+    smaller = graph_crash(crash, case, graphs.task)
+    smaller = replace(
+        smaller,
+        sizes={**smaller.sizes, "nodes_original": _nodes(crash, graphs)},
+        found={key: v for key, v in crash.found.items() if key != EXPORT} | dict(graphs.export),
+    )
+    with tempfile.TemporaryDirectory(prefix="xbfuzz-stage-") as folder:
+        try:
+            staged = load_crash(write_crash(Path(folder), smaller, weights=case.constants))
+            replayed = replay(staged, where)
+        except XbfuzzError as error:
+            return None, str(error)
+        again = None if replayed.examined is None else fault_of(staged, replayed.examined)
+        if replayed.state is not CrashState.REPRODUCES or again != found.wanted:
+            return None, f"was {replayed.state} in fresh processes"
+        found = replace(found, export=graphs.export)
+        return _described(crash, smaller, replayed, found, size_of(case.tensors)), ""
 
 
 def _fits(crash: Crash, sample: Mapping[str, Tensor]) -> bool:
@@ -221,20 +353,22 @@ def _confirmed(crash: Crash, where: Where, found: _Found) -> Reduction:
         again = None if replayed.examined is None else fault_of(smaller, replayed.examined)
         if replayed.state is CrashState.REPRODUCES and again == found.wanted:
             finished = found.finished and number == 0
-            new = _described(crash, smaller, replayed, found, finished)
+            new = _described(crash, smaller, replayed, found, size_of(sample))
             return Reduction(Outcome.REDUCED, new, start, size_of(sample), found.tests, found.seconds, finished, detail)
         detail = detail or f"the smallest was {replayed.state} in fresh processes"
     return Reduction(Outcome.UNCONFIRMED, crash, start, start, *found.facts, detail)
 
 
-def _described(crash: Crash, smaller: Crash, replayed: Replayed, found: _Found, finished: bool) -> Crash:
-    """The smaller crash, described by what was seen on its own input. A cause that a rerun has confirmed is kept."""
+def _described(crash: Crash, smaller: Crash, replayed: Replayed, found: _Found, size: Size) -> Crash:
+    """The smaller crash, described by what was seen on its own input.
+
+    A cause that a rerun has confirmed is kept, and so is where drift starts in the whole model.
+    """
     assert replayed.examined is not None
     verdict = replayed.examined.verdict
     diagnosis = diagnosed(smaller, replayed.examined, reproduced=True)
-    keep = bool(crash.mitigations) and crash.label.confirmed
-    size = size_of(smaller.inputs)
-    about = {"tests": found.tests, "seconds": round(found.seconds, 1), "finished": finished}
+    keep = crash.label.confirmed and crash.label.cls == diagnosis.label.cls
+    apart = smaller.whole_seed is not None
     recipe = {"recipe": crash.recipe.to_json()} if crash.recipe is not None else {}
     return replace(
         smaller,
@@ -243,9 +377,9 @@ def _described(crash: Crash, smaller: Crash, replayed: Replayed, found: _Found, 
         blame=str(verdict.blame),
         severity=severity(verdict, diagnosis.label),
         verdict=bounded(verdict),
-        activations={},
-        tiers={**crash.tiers, "activations": "not-run", "task": verdict.tiers()["task"]},
+        activations=crash.activations if apart else {},
+        tiers=crash.tiers if apart else {**crash.tiers, "activations": "not-run", "task": verdict.tiers()["task"]},
         environment=environment_of(crash.target),
-        sizes={**crash.sizes, "reduced": size.elements, "filled": size.filled},
-        found={**crash.found, **recipe, **found.export, "reduction": about},
+        sizes={**smaller.sizes, "reduced": size.elements, "filled": size.filled},
+        found={key: v for key, v in crash.found.items() if key != EXPORT} | recipe | dict(found.export),
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fuzzer.crashes.copied import helpers, imports, names, uses
-from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.crash import NO_ANSWER, Crash
 from fuzzer.crashes.literals import literal
 from fuzzer.crashes.model_source import model_source
 from fuzzer.crashes.sides import Sides, arguments, leaf_function
@@ -29,7 +29,6 @@ MAX_INLINE = 64
 #: Seconds that a child process may take to import and compile, beside the seed's deadline.
 _PREPARING = 120.0
 
-_NO_ANSWER = (Kind.EXCEPTION, Kind.CRASH, Kind.HANG, Kind.MEMORY)
 #: How each kind of difference is looked for: the function that runs the sides, and the one that compares two leaves.
 _MAIN = {
     Kind.EXCEPTION: "main_raises",
@@ -130,7 +129,7 @@ def _example(seed: Seed, crash: Crash) -> dict[str, Tensor] | None:
     """
     example = base_sample(seed, 0)
     same = all(tensor.shape == crash.inputs[name].shape for name, tensor in example.items())
-    return None if same and crash.kind not in _NO_ANSWER else example
+    return None if same and crash.kind not in NO_ANSWER else example
 
 
 def _written(sample: Mapping[str, Tensor]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
+from fuzzer.reduce.case import keys_of
 from fuzzer.seeds import Seed
 from fuzzer.trees import ROOT
 from fuzzer.verify.verdict import Kind
@@ -34,14 +34,14 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 #: Kinds of difference for which any exception means that the script cannot run here.
 _COMPARED = frozenset(Kind) - {Kind.EXCEPTION, Kind.CRASH, Kind.HANG, Kind.MEMORY}
 #: Where a crash says, in `found`, how its model was exported: `{exporter, dynamic}`.
-_EXPORT = "export"
+EXPORT = "export"
 
 
 def export_found(evidence: Mapping[str, Any]) -> dict[str, Any]:
     """What a crash's `found` has to say of the target's evidence, so that its script exports the model in one way."""
     if evidence.get("exporter") not in ("dynamo", "torchscript"):
         return {}
-    return {_EXPORT: {"exporter": evidence["exporter"], "dynamic": bool(evidence.get("dynamic"))}}
+    return {EXPORT: {"exporter": evidence["exporter"], "dynamic": bool(evidence.get("dynamic"))}}
 
 
 class Sides:
@@ -96,7 +96,7 @@ class Sides:
             return [f'return onnx_outputs(f"{{HERE}}/model.onnx", sample, {level!r}, {provider!r}{more})']
         if spec.options.get("exporter", "auto") != "auto":
             self.exporters = [spec.options["exporter"]]
-        export = self._crash.found.get(_EXPORT)
+        export = self._crash.found.get(EXPORT)
         flat = self._seed.call is None
         plain = self._crash.kind in _COMPARED - {Kind.ARITY, Kind.MUTATION}
         numpy = all(tensor.dtype != torch.bfloat16 for tensor in self._crash.inputs.values())
@@ -143,29 +143,11 @@ def leaf_function(kind: Kind, path: str) -> list[str]:
     """The function that takes the leaf out of an output, where the output is not the leaf itself."""
     if kind is Kind.ARITY:
         return ["def leaf(output):\n    return paths(output)\n"]
-    keys = _keys(path)
+    keys = keys_of(path)
     if not keys or kind not in _COMPARED or kind is Kind.MUTATION:
         return []
     step = "output[key] if isinstance(key, int) or hasattr(output, 'keys') else getattr(output, key)"
     return [f"def leaf(output):\n    for key in {keys!r}:\n        output = {step}\n    return output\n"]
-
-
-def _keys(path: str) -> list[Any]:
-    """The keys on the way to a leaf: `[0].boxes` is 0, then "boxes"."""
-    if path == ROOT:
-        return []
-    keys: list[Any] = []
-    node = ast.parse("x" + path, mode="eval").body
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Attribute):
-            keys.append(node.attr)
-            node = node.value
-        elif isinstance(node, ast.Subscript):
-            keys.append(ast.literal_eval(node.slice))
-            node = node.value
-        else:
-            raise ValueError(f"{path!r} is no path of a leaf")
-    return keys[::-1]
 
 
 def arguments(seed: Seed) -> str:

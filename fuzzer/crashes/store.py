@@ -113,7 +113,7 @@ def _carried(crash: Crash, have: set[str]) -> dict[str, bytes]:
 
 def _rebuild(crash: Crash) -> str:
     seed = seed_from_json(dict(crash.seed), crash.base)
-    what = seed.model.name or seed.model.builder or seed.model.path
+    what = seed.model.name or seed.model.builder or seed.model.path or "of operators"
     weights = seed.model.weights
     return f"{seed.model.source} {what}, weights {weights.file or weights.kind}, seed {weights.seed}"
 
@@ -214,7 +214,8 @@ def load_crash(path: Path) -> Crash:
     original = None
     if "original.safetensors" in contents:
         original = _tensors(path, "original.safetensors", contents["original.safetensors"])
-        check_inputs(crash, original, "original.safetensors")
+        whole = crash if crash.whole_seed is None else replace(crash, seed=crash.whole_seed)
+        check_inputs(whole, original, "original.safetensors")
     return replace(crash, inputs=inputs, original=original)
 
 

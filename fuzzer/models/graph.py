@@ -161,7 +161,12 @@ def restored(value: Any, values: Mapping[str, Any]) -> Any:
         ((word, text),) = value.items()
         if word == "float":
             return float(text)
-        return torch.device(text) if word == "device" else getattr(torch, text)
+        if word == "device":
+            return torch.device(text)
+        found = getattr(torch, text, None)
+        if _OBJECTS.get(type(found)) != word:
+            raise ValueError(f"not a graph: {text[:100]!r} is no {word}")
+        return found
     if isinstance(value, list | tuple):
         return [restored(item, values) for item in value]
     return value
@@ -184,8 +189,10 @@ def operator_named(op: str) -> Callable[..., Any]:
 
 
 def graph_module(seed: Seed) -> nn.Module:
-    """The module of a seed with `source: graph`: its inputs positional, its constants as buffers, all zero until weights
-    are loaded. Raises ModelError."""
+    """The module of a seed with `source: graph`. Raises ModelError.
+
+    Its inputs are positional; its constants are buffers, all zero until weights are loaded.
+    """
     try:
         return module_of(Graph.from_json(seed.model.graph))
     except (ValueError, TypeError, RuntimeError, NameError) as error:
@@ -227,14 +234,22 @@ def _check(graph: Graph) -> None:
         known.add(name)
 
     for name, about in graph.constants.items():
-        if about.get("dtype") not in DTYPES or not all(isinstance(n, int) and n >= 0 for n in about.get("shape", ["?"])):
+        if about.get("dtype") not in DTYPES or not all(
+            isinstance(n, int) and n >= 0 for n in about.get("shape", ["?"])
+        ):
             raise ValueError(f"not a graph: constant {str(name)[:100]!r} has no shape or dtype")
     for name in (*graph.inputs, *graph.constants):
         give(name)
     for node in graph.nodes:
         unknown = set(node.uses) - known
-        if not isinstance(node.op, str) or unknown:
+        if not isinstance(node.op, str) or unknown or not all(_NAME.fullmatch(key) for key in node.kwargs):
             raise ValueError(f"not a graph: node {str(node.name)[:100]!r} uses {', '.join(sorted(unknown))}")
         give(node.name)
-    if set(names_in(graph.output)) - known or not list(names_in(graph.output)):
+    if set(names_in(graph.output)) - known or not _named_by_text(graph.output) or not list(names_in(graph.output)):
         raise ValueError("not a graph: its output is no value of it")
+
+
+def _named_by_text(output: Any) -> bool:
+    if isinstance(output, Mapping):
+        return all(isinstance(key, str) and _named_by_text(item) for key, item in output.items())
+    return all(map(_named_by_text, output)) if isinstance(output, list | tuple) else True

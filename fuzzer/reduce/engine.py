@@ -10,55 +10,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from fuzzer.reduce.size import Size, size_of
+from fuzzer.reduce.size import size_of
 from fuzzer.tensors import content_hash
 
 Sample = Mapping[str, Tensor]
+#: What is reduced: a sample, or a graph with its tensors.
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
-class Changes:
+class Changes(Generic[C]):
     """`count` changes of one sample. `apply(which)` gives the sample with those made, None where they cannot be.
 
     `apply` never changes a tensor in place, and gives the same for the same `which`.
     """
 
     count: int
-    apply: Callable[[Sequence[int]], Sample | None]
+    apply: Callable[[Sequence[int]], C | None]
 
 
 #: Offers changes of a sample.
-Pass = Callable[[Sample], Changes]
+Pass = Callable[[Sample], Changes[Sample]]
 
 
 class OutOfBudget(Exception):
     """Time or tests are spent; the best sample so far stands."""
 
 
-class Search:
+class Search(Generic[C]):
     """The best sample so far, and the only way to a better one.
 
     `still_fails` is asked about candidates; `start` is taken to fail. `kept` is told each better sample, at once.
     `tried` holds the hashes of the candidates that were asked about: hand one in to go on where another search ended.
-    `ends` is on `clock`'s scale, in seconds; a test that has begun is not cut short.
+    `ends` is on `clock`'s scale, in seconds; a test that has begun is not cut short. `size` is the order in which every
+    step goes down, `key` tells candidates apart.
     """
 
     def __init__(
         self,
-        start: Sample,
-        still_fails: Callable[[Sample], bool],
+        start: C,
+        still_fails: Callable[[C], bool],
         *,
         clock: Callable[[], float],
         ends: float = float("inf"),
         most_tests: int | None = None,
-        kept: Callable[[Sample], None] = lambda sample: None,
+        kept: Callable[[C], None] = lambda sample: None,
         tried: set[str] | None = None,
+        size: Callable[[C], Any] = size_of,  # type: ignore[assignment]  # C is Sample where it is not given
+        key: Callable[[C], str] = content_hash,  # type: ignore[assignment]
     ) -> None:
-        self.best: Sample = dict(start)
-        self.size: Size = size_of(start)
+        self.best = start
+        self.size = size(start)
+        self._size_of, self._key = size, key
         self.tests = 0
         self._still_fails = still_fails
         self._clock = clock
@@ -67,7 +74,7 @@ class Search:
         self._kept = kept
         self.tried = set() if tried is None else tried
 
-    def run(self, passes: Sequence[Pass]) -> bool:
+    def run(self, passes: Sequence[Callable[[C], Changes[C]]]) -> bool:
         """Go through `passes` until none of them gets any further: True then, False where the budget ended it."""
         try:
             progress = True
@@ -81,15 +88,15 @@ class Search:
             return False
         return True
 
-    def resume(self, sample: Sample) -> bool:
+    def resume(self, sample: C) -> bool:
         """Go on from a sample that another search has kept, where it is smaller and still fails."""
-        self.tried.discard(content_hash(sample))
+        self.tried.discard(self._key(sample))
         try:
             return self.attempt(sample)
         except OutOfBudget:
             return False
 
-    def make(self, changes: Changes) -> None:
+    def make(self, changes: Changes[C]) -> None:
         """Make as many of the changes as still fail: all, then blocks of half the size, and so on down to one.
 
         With k changes that cannot be made among n this asks about 2·k·log2(n) times. Large blocks of the whole come
@@ -107,14 +114,14 @@ class Search:
                     smaller += [block[:half], block[half:]]
             level = smaller
 
-    def attempt(self, candidate: Sample | None) -> bool:
+    def attempt(self, candidate: C | None) -> bool:
         """Take `candidate` as the best where it is smaller and still fails. Raises OutOfBudget."""
         if candidate is None:
             return False
-        size = size_of(candidate)
+        size = self._size_of(candidate)
         if not size < self.size:
             return False
-        key = content_hash(candidate)
+        key = self._key(candidate)
         if key in self.tried:
             return False
         if self._clock() >= self._ends or (self._most_tests is not None and self.tests >= self._most_tests):

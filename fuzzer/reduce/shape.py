@@ -16,7 +16,7 @@ def shape_passes(space: Space) -> list[Pass]:
 
 
 def _fewer_slices(axes: Axes) -> Pass:
-    def offer(sample: Sample) -> Changes:
+    def offer(sample: Sample) -> Changes[Sample]:
         lengths = {sample[name].shape[axis] for name, axis in axes.places}
         if len(lengths) != 1:  # an input from elsewhere may not hold together
             return Changes(0, lambda which: None)

@@ -21,7 +21,7 @@ from fuzzer.reduce.space import Space, Values
 
 #: Floats this many steps apart, or fewer, are near-equal.
 NEAR = 4
-_NOTHING = Changes(0, lambda which: None)
+_NOTHING: Changes[Sample] = Changes(0, lambda which: None)
 
 
 def fill_passes(space: Space, names: Sequence[str]) -> list[Pass]:
@@ -62,7 +62,7 @@ def _most_common(value: Tensor, allowed: Values) -> float | None:
     return float(found[counts.argmax()]) if int(counts.max()) > 1 else None
 
 
-def _to_fill(space: Space, names: Sequence[str], fill: Fill, sample: Sample) -> Changes:
+def _to_fill(space: Space, names: Sequence[str], fill: Fill, sample: Sample) -> Changes[Sample]:
     """A change is one element that becomes the fill value; those of all inputs in one row, in memory order."""
     flat = {name: plain(sample[name]).reshape(-1) for name in names}
     filled: dict[str, Tensor] = {}
@@ -136,7 +136,7 @@ def _single(value: Tensor) -> Groups:
 
 def _to_simpler(
     space: Space, name: str, simpler: Simpler, grouped: Callable[[Tensor], Groups], sample: Sample
-) -> Changes:
+) -> Changes[Sample]:
     """A change is one group whose base becomes simpler; the others keep their distance to it in steps."""
     value = plain(sample[name]).reshape(-1)
     groups = grouped(value)
