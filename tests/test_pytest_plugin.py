@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from campaign_runs import ROOT, trick_crash
 
-from fuzzer.cli import cli
 from fuzzer.crashes.store import write_crash
 from fuzzer.diagnose import Label
 from fuzzer.triage import load_known
@@ -196,17 +193,6 @@ def test_the_example_in_the_docs_passes(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "test_model.py").write_text(block)
     done = run_pytest(tmp_path, cache, "--xbfuzz-backends", "dynamo:cpu")
     assert "2 passed" in done.stdout, done.stdout
-
-
-def test_the_workflow_and_the_hooks_in_the_docs_run_commands_that_exist() -> None:
-    workflow, hooks = (yaml.safe_load(block) for block in blocks("ci.md", "yaml"))
-    steps = workflow["jobs"]["xbfuzz"]["steps"]
-    lines = [step["run"] for step in steps if step.get("run", "").startswith("xbfuzz ")]
-    lines += [hook["entry"] for hook in hooks["repos"][0]["hooks"]]
-    assert len(lines) == 5
-    for line in lines:
-        _, command, *rest = shlex.split(line)
-        cli.commands[command].make_context(command, rest)  # raises on options that do not exist
 
 
 def test_the_known_issues_in_the_docs_load(tmp_path: Path) -> None:

@@ -114,6 +114,28 @@ def test_crashes_that_do_what_they_should_exit_0_in_words_too(tmp_path: Path, ca
     assert done.stdout == f"ok   {home.name}: reproduces, expected diverges\n"
 
 
+def test_no_crash_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "crashes").mkdir()
+    done = xbfuzz("replay", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "xbfuzz: nothing was compared: there are no crashes in crashes\n"
+    asked = xbfuzz("replay", "--json", "--junit", "replay.xml", cwd=tmp_path)
+    assert (asked.returncode, json.loads(asked.stdout)) == (2, {"crashes": []})
+    assert ElementTree.parse(tmp_path / "replay.xml").getroot()[0].get("tests") == "0"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said without CUDA")
+def test_crashes_that_cannot_run_here_are_no_success_either(tmp_path: Path, cache: Path) -> None:
+    home = write_crash(tmp_path / "crashes", CASES["elsewhere"](crash(tmp_path / "code", "elsewhere")))
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(tmp_path)}
+    done = xbfuzz("replay", "--cache", cache, cwd=tmp_path, **github)
+    assert done.returncode == 2
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"skip {home.name}: unavailable, expected diverges: eager:cuda: ")
+    assert lines[-1].startswith(f"::warning file=crashes/{home.name}/crash.yaml,title=")
+    assert done.stderr == "xbfuzz: nothing was compared: no crash of 1 in crashes can run here\n"
+
+
 @pytest.mark.parametrize("state", list(CrashState))
 @pytest.mark.parametrize("expect", ["diverges", "agrees"])
 def test_only_what_is_expected_is_ok(state: CrashState, expect: str) -> None:

@@ -42,21 +42,26 @@ def replay(
 ) -> None:
     """Run stored crashes again, in fresh processes: crash folders or folders of them (default: crashes/).
 
-    Exits 1 where a crash did not do what its `expect` says; with --against, where one regressed under that interpreter.
+    Exits 1 where a crash did not do what its `expect` says; with --against, where one regressed under that interpreter;
+    2 where nothing was compared: there is no crash, or none can run here.
     """
     from fuzzer.crashes.replay import replay_all
     from fuzzer.crashes.store import load_crash
     from fuzzer.files import write_atomically
     from fuzzer.place import cache_folder, surroundings
 
-    crashes = [load_crash(path) for path in crash_folders(list(paths) or [Path("crashes")])]
+    wanted = list(paths) or [Path("crashes")]
+    crashes = [load_crash(path) for path in crash_folders(wanted)]
     if not trust:
         _refuse_foreign_code(crashes)
     where = surroundings(cache_folder(cache))
     if against is not None:
         if update or junit is not None:
             raise click.UsageError("--against only looks: it goes with neither --update nor --junit")
-        sys.exit(_across(crashes, against, where, jobs, attempts, as_json))
+        status = _across(crashes, against, where, jobs, attempts, as_json)
+        if status == 2:
+            _say_nothing_compared(len(crashes), wanted)
+        sys.exit(status)
     results = []
     for crash, result in zip(crashes, replay_all(crashes, where, jobs=jobs, attempts=attempts), strict=True):
         results.append(result)
@@ -69,7 +74,16 @@ def replay(
         write_atomically(junit, document(results, {crash.id: crash.signature.seed for crash in crashes}))
     if as_json:
         echo_json({"crashes": [result.to_json() for result in results]})
+    if not any(result.said_something for result in results):
+        _say_nothing_compared(len(crashes), wanted)
+        sys.exit(2)
     sys.exit(0 if all(result.ok for result in results) else 1)
+
+
+def _say_nothing_compared(crashes: int, paths: list[Path]) -> None:
+    where = ", ".join(map(str, paths))
+    why = f"no crash of {crashes} in {where} can run here" if crashes else f"there are no crashes in {where}"
+    click.echo(f"xbfuzz: nothing was compared: {why}", err=True)
 
 
 def _refuse_foreign_code(crashes: list[Crash]) -> None:
@@ -96,7 +110,8 @@ def _print(crash: Crash, result: Replayed, updated: bool) -> None:
     from fuzzer.crashes.github import annotation
 
     note = "; crash.yaml updated" if updated else ""
-    click.echo(f"{'ok  ' if result.ok else 'FAIL'} {result.id}: {result.sentence}{note}")
+    word = "FAIL" if not result.ok else "ok" if result.said_something else "skip"
+    click.echo(f"{word:<4} {result.id}: {result.sentence}{note}")
     for line in result.differs:
         click.echo(f"       recorded elsewhere: {line}")
     if os.environ.get("GITHUB_ACTIONS") == "true":
@@ -121,4 +136,6 @@ def _across(crashes: list[Crash], python: str, where: Where, jobs: int, attempts
         echo_json({"versions": versions_between(pairs), "crashes": [pair.to_json() for pair in pairs]})
     else:
         click.echo(table(pairs))
+    if all(pair.change is Change.UNKNOWN for pair in pairs):
+        return 2
     return int(any(pair.change is Change.REGRESSED for pair in pairs))

@@ -75,6 +75,11 @@ class Replayed:
         return self.state is CrashState.FIXED
 
     @property
+    def said_something(self) -> bool:
+        """Whether the two sides were compared at all."""
+        return self.state is not CrashState.UNAVAILABLE
+
+    @property
     def rate(self) -> float | None:
         """The share of the attempts that showed the crash as it was stored; None where none was made."""
         return self.reproduced / self.attempts if self.attempts else None
