@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,13 +25,15 @@ from fuzzer.errors import PluginError, XbfuzzError
 PLUGINS = "XBFUZZ_PLUGINS"
 #: What this package's own entry points name, for a source tree that is not installed and so announces nothing.
 SHIPPED = ("fuzzer.contrib.onnx_reference", "fuzzer.contrib.openvino_backend")
-#: What a plug-in can register → the package that holds the built-in ones, its register's module, the register.
+#: What a plug-in can register → the module that holds the register of it.
 _REGISTERS = {
-    "backends": ("fuzzer.backends.registry", "fuzzer.backends.registry", "_CLASSES"),
-    "mutators": ("fuzzer.mutate", "fuzzer.mutate.base", "_REGISTER"),
-    "tasks": ("fuzzer.verify.tasks", "fuzzer.verify.tasks.base", "_REGISTER"),
-    "interventions": ("fuzzer.diagnose", "fuzzer.diagnose.interventions", "_REGISTER"),
+    "backends": "fuzzer.backends.registry",
+    "mutators": "fuzzer.mutate.base",
+    "tasks": "fuzzer.verify.tasks.base",
+    "interventions": "fuzzer.diagnose.interventions",
 }
+#: Where what is built in lives; it registers itself when a plug-in is the first to import it.
+_BUILT_IN = ("fuzzer.backends.", "fuzzer.mutate.", "fuzzer.verify.", "fuzzer.diagnose.")
 #: The entry-point groups that installed packages announce plug-ins in.
 GROUPS = tuple(f"xbfuzz.{kind}" for kind in _REGISTERS)
 
@@ -83,7 +85,8 @@ def origin(kind: str, name: str) -> str | None:
 
 def _installed() -> Iterator[tuple[str, str]]:
     """Modules of entry points, and the package that announces each."""
-    found = [entry for group in GROUPS for entry in metadata.entry_points(group=group)]
+    announced = metadata.entry_points()
+    found = [entry for group in GROUPS for entry in announced.select(group=group)]
     for entry in found:
         yield entry.module, f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "an entry point"
     for name in SHIPPED:
@@ -118,11 +121,8 @@ def _load_once(name: str, source: str) -> Plugin:
 def _load(name: str, source: str) -> Plugin:
     """Import it; where that fails, whatever it had registered until then is taken back."""
     from fuzzer.models.contain import contained
-    from fuzzer.seeds.schema import TASK_KINDS
 
-    registers = _registers()
-    before = {kind: dict(register) for kind, register in registers.items()}
-    tasks = list(TASK_KINDS)
+    before = _known()
     shown = f"plug-in {name}"
     folder = Path(name).parent if _is_file(name) else None
     failure = None
@@ -132,12 +132,11 @@ def _load(name: str, source: str) -> Plugin:
     except XbfuzzError as error:
         text = " ".join(str(error).split())
         failure = text if text.startswith(shown) else f"{shown}: {text}"
-        for kind, register in registers.items():
-            register.clear()
-            register.update(before[kind])
-        TASK_KINDS[:] = tasks
-    new = {kind: tuple(sorted(set(register) - set(before[kind]))) for kind, register in registers.items()}
-    return Plugin(name, source, {kind: names for kind, names in new.items() if names}, failure)
+    new = {kind: sorted(names - before[kind]) for kind, names in _known().items()}
+    if failure is not None:
+        _forget(new)
+        return Plugin(name, source, failure=failure)
+    return Plugin(name, source, {kind: tuple(names) for kind, names in new.items() if names})
 
 
 def _import(name: str, folder: Path | None) -> None:
@@ -160,11 +159,31 @@ def _import(name: str, folder: Path | None) -> None:
         raise
 
 
-def _registers() -> dict[str, dict[str, Any]]:
-    """The registers themselves, once all that is built in stands in them."""
-    found = {}
-    for kind, (package, module, register) in _REGISTERS.items():
-        importlib.import_module(package)
-        if importlib.util.find_spec(module) is not None:
-            found[kind] = getattr(importlib.import_module(module), register)
+def _register(kind: str) -> dict[str, Any]:
+    """The register itself; empty where its module was not imported, which costs seconds and is not needed."""
+    module = sys.modules.get(_REGISTERS[kind])
+    if module is None:
+        return {}
+    found: dict[str, Any] = module._CLASSES if kind == "backends" else module._REGISTER
     return found
+
+
+def _known() -> dict[str, set[str]]:
+    """What is registered and not built in."""
+    return {
+        kind: {
+            name
+            for name, entry in _register(kind).items()
+            if not (entry if isinstance(entry, type) else type(entry)).__module__.startswith(_BUILT_IN)
+        }
+        for kind in _REGISTERS
+    }
+
+
+def _forget(names: Mapping[str, Iterable[str]]) -> None:
+    from fuzzer.seeds.schema import TASK_KINDS
+
+    for kind, gone in names.items():
+        for name in gone:
+            del _register(kind)[name]
+    TASK_KINDS[:] = [name for name in TASK_KINDS if name not in names["tasks"]]

@@ -83,15 +83,13 @@ def _restored() -> Iterator[None]:
 
 def _settings() -> list[Callable[[], None]]:
     """How to put back torch's process-wide settings as they are now."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     return [
         _undo(torch.get_default_dtype(), torch.set_default_dtype),
         _undo(_default_device(), torch.set_default_device),
         _undo(torch.get_num_threads(), torch.set_num_threads),
         _undo(torch.is_grad_enabled(), torch.set_grad_enabled),
         _undo(_flushes_subnormals(), torch.set_flush_denormal),
-        lambda: torch.use_deterministic_algorithms(deterministic, warn_only=warn_only),
+        _undo(_deterministic(), _set_deterministic),
         _undo(_matmul_precision(), _set_matmul_precision),
         _undo(_cudnn_tf32(), _set_cudnn_tf32),
         *(_flag(holder, "fp32_precision") for holder in _precision_holders()),
@@ -172,6 +170,17 @@ def _handlers() -> list[Callable[[], None]]:
         for number, handler in held.items()
         if handler is not None
     ]
+
+
+def _deterministic() -> tuple[bool, bool]:
+    """Whether algorithms must be deterministic, and whether one that is not is only warned of."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    """Written only where it changed: torch imports the whole of Inductor for it, more than a second."""
+    if _deterministic() != value:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
 def _undo(value: Any, put: Callable[[Any], Any]) -> Callable[[], None]:
