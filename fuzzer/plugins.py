@@ -24,7 +24,10 @@ from fuzzer.errors import PluginError, XbfuzzError
 #: The environment variable: names joined by os.pathsep, files by their absolute paths.
 PLUGINS = "XBFUZZ_PLUGINS"
 #: What this package's own entry points name, for a source tree that is not installed and so announces nothing.
-SHIPPED = ("fuzzer.contrib.onnx_reference", "fuzzer.contrib.openvino_backend")
+SHIPPED = {
+    "xbfuzz.backends": ("fuzzer.contrib.onnx_reference", "fuzzer.contrib.openvino_backend"),
+    "xbfuzz.interventions": ("fuzzer.contrib.openvino_precision",),
+}
 #: What a plug-in can register → the module that holds the register of it.
 _REGISTERS = {
     "backends": "fuzzer.backends.registry",
@@ -55,24 +58,34 @@ class Plugin:
 _loaded: dict[str, Plugin] = {}
 
 
-def load_plugins(names: Sequence[str] = (), *, strict: bool = True) -> list[Plugin]:
+def load_plugins(names: Sequence[str] = ()) -> list[Plugin]:
     """Load all plug-ins that this process has not loaded yet, `names` (MODULE or FILE.py) last; gives all of them.
 
     What an installed package announces and cannot be loaded is told in its `failure`. Raises PluginError, one line,
-    where that happens to one that the user named, unless not `strict`.
+    where that happens to one that the user named.
     """
-    for name, source in _installed():
+    for name, source in _installed(GROUPS):
         _load_once(name, source)
-    named = [name for name in os.environ.get(PLUGINS, "").split(os.pathsep) if name]
+    named = _named()
     wanted = dict.fromkeys([*named, *(_absolute(name) for name in names)])
     for name in wanted:
         plugin = _load_once(name, PLUGINS if name in named else "--plugin")
-        if strict and plugin.failure is not None:
+        if plugin.failure is not None:
             del _loaded[name]  # whoever mends it may try again
             raise PluginError(plugin.failure)
     if wanted:
         os.environ[PLUGINS] = os.pathsep.join(wanted)
     return list(_loaded.values())
+
+
+def load_backends() -> list[str]:
+    """Load what a worker needs: announced backends, and all that the user named. One line for each that failed.
+
+    Another interpreter may lack what a plug-in imports, which matters only to the plug-in's own backends.
+    """
+    loaded = [_load_once(name, source) for name, source in _installed(GROUPS[:1])]
+    loaded += [_load_once(name, PLUGINS) for name in _named()]
+    return [plugin.failure for plugin in loaded if plugin.failure is not None]
 
 
 def origin(kind: str, name: str) -> str | None:
@@ -83,15 +96,20 @@ def origin(kind: str, name: str) -> str | None:
     return next((plugin.name for plugin in _loaded.values() if name in plugin.registered.get(kind, ())), None)
 
 
-def _installed() -> Iterator[tuple[str, str]]:
+def _installed(groups: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Modules of entry points, and the package that announces each."""
     announced = metadata.entry_points()
-    found = [entry for group in GROUPS for entry in announced.select(group=group)]
+    found = [entry for group in groups for entry in announced.select(group=group)]
     for entry in found:
         yield entry.module, f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "an entry point"
-    for name in SHIPPED:
-        if name not in {entry.module for entry in found}:
-            yield name, "xbfuzz"
+    for group in groups:
+        for name in SHIPPED.get(group, ()):
+            if name not in {entry.module for entry in found}:
+                yield name, "xbfuzz"
+
+
+def _named() -> list[str]:
+    return [name for name in os.environ.get(PLUGINS, "").split(os.pathsep) if name]
 
 
 def _absolute(name: str) -> str:

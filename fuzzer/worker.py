@@ -122,7 +122,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
     from fuzzer.backends.spec import BackendSpec
     from fuzzer.errors import ModelError, SpecError, Unsupported
     from fuzzer.models import build_model
-    from fuzzer.plugins import load_plugins
+    from fuzzer.plugins import load_backends
     from fuzzer.seeds.load import seed_from_json
 
     request = frame.header
@@ -134,7 +134,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
         backend = ObservingOracle(BackendSpec.parse(ORACLE))
     else:
         # A plug-in that this interpreter cannot import matters only where the backend is one of its own.
-        missing = [plugin.failure for plugin in load_plugins(strict=False) if plugin.failure is not None]
+        missing = load_backends()
         try:
             spec = parse(request["backend"])
         except SpecError as error:

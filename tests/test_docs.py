@@ -72,7 +72,10 @@ def written_seed(name: str, i: int, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("where", "line"), command_lines())
-def test_a_command_line_in_the_docs_is_one_that_the_program_takes(where: str, line: str) -> None:
+def test_a_command_line_in_the_docs_is_one_that_the_program_takes(
+    where: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuzzer.plugins.load_plugins", lambda names: [])  # the plug-ins of the docs are in test_plugins
     words = shlex.split(line, comments=True)[1:]
     own = [option for param in cli.params for option in param.opts] + ["--version", "--help"]
     while words and words[0].startswith("-"):

@@ -34,8 +34,8 @@ import json
 from fuzzer.backends.registry import availability, parse
 from fuzzer.crashes.environment import environment
 from fuzzer.errors import SpecError
-from fuzzer.plugins import load_plugins
-missing = [plugin.failure for plugin in load_plugins(strict=False) if plugin.failure is not None]
+from fuzzer.plugins import load_backends
+missing = load_backends()
 try:
     reason = availability(parse(sys.argv[1]))
 except SpecError as error:
