@@ -78,6 +78,7 @@ class Session:
         self.weights_hash = ""
         self.prepare_s = 0.0
         self.starts = 0
+        self.adaptation: dict[str, Any] = {}  # what `fuzzer.backends.adapted` changes, as JSON
         self._example = dict(example)
         self._where = where
         self._worker: Worker | None = None
@@ -106,6 +107,7 @@ class Session:
             "base": str(self.seed.base.resolve()),
             "backend": str(BackendSpec.parse(self.backend).under("")),
             "cache": str(self._where.cache) if self._where.cache else None,
+            "adaptation": self.adaptation,
         }
         limits = Limits(self.seed.prepare_deadline_s, self.seed.memory_mb)
         worker.send(header, tensors.encode(self._example), limits=limits)

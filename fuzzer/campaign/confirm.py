@@ -2,8 +2,9 @@
 
 A finding is first written under `runs/<stamp>/findings/`, so that nothing is lost if the campaign is killed; the replay
 reads that folder and nothing else; what reproduces is stored under `crashes/`. Only then is its input reduced, in the
-processes that have just reproduced it, and stored once more where the smaller one reproduces in fresh ones too.
-Findings that wait to be confirmed go before those that wait to be reduced.
+processes that have just reproduced it, and stored once more where the smaller one reproduces in fresh ones too. Last
+it is diagnosed, on the smaller input. Findings that wait to be confirmed go before those that wait to be reduced, and
+these before those that wait to be diagnosed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from fuzzer.backends.process import Worker
 from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash, seed_of, with_activations
+from fuzzer.crashes.diagnosing import diagnose_crash
 from fuzzer.crashes.reduction import Outcome, reduce_crash
 from fuzzer.crashes.replay import CrashState, close_bench, diagnosed, fresh_bench, replay
 from fuzzer.crashes.sides import export_found
@@ -31,7 +33,7 @@ from fuzzer.verify.observation import observe_finding
 class Confirmed:
     """What came of one finding. `folder` is under `crashes/` where it reproduced, else under the run's findings.
 
-    A finding that is reduced is told twice: when it is stored, and when that is done (`final`).
+    A finding is told when it is stored, when it is reduced, and when it is diagnosed; the last time it is `final`.
     """
 
     id: str
@@ -45,16 +47,20 @@ class Confirmed:
 class Confirmer:
     """Takes staged crash folders, gives `Confirmed`. `close` drops what is not done: it stays staged.
 
-    `reduce_s`: how long to look for a smaller input for each crash; 0: not at all.
+    `reduce_s`: how long to look for a smaller input for each crash; 0: not at all. `diagnose_s`: so for its cause.
     """
 
-    def __init__(self, crashes: Path, where: Where, *, private: bool, reduce_s: float = 0.0) -> None:
+    def __init__(
+        self, crashes: Path, where: Where, *, private: bool, reduce_s: float = 0.0, diagnose_s: float = 0.0
+    ) -> None:
         self._crashes = crashes
         self._where = where
         self._private = private
         self._reduce_s = reduce_s
+        self._diagnose_s = diagnose_s
         self._todo: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
-        self._later: list[Confirmed] = []
+        self._to_reduce: list[Confirmed] = []
+        self._to_diagnose: list[Confirmed] = []
         self._done: queue.SimpleQueue[Confirmed] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -96,8 +102,11 @@ class Confirmer:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            if self._later and self._todo.empty():
-                self._tell(self._reduced(self._later.pop(0), None))
+            if self._to_reduce and self._todo.empty():
+                self._reduce(self._to_reduce.pop(0), None)
+                continue
+            if self._to_diagnose and self._todo.empty():
+                self._tell(self._diagnosed(self._to_diagnose.pop(0)))
                 continue
             staged = self._todo.get()
             if staged is None:
@@ -124,9 +133,9 @@ class Confirmer:
             if confirmed.final:
                 return
             if not self._todo.empty():
-                self._later.append(confirmed)
+                self._to_reduce.append(confirmed)
                 return
-            self._tell(self._reduced(confirmed, bench))
+            self._reduce(confirmed, bench)
         finally:
             if bench is not None:
                 close_bench(bench)
@@ -147,7 +156,37 @@ class Confirmer:
             onnx=onnx.read_bytes() if onnx.exists() else None,
             private=self._private,
         )
-        return Confirmed(crash.id, home, stored=True, label=str(diagnosis.label), final=self._reduce_s <= 0)
+        return Confirmed(crash.id, home, stored=True, label=str(diagnosis.label), final=self._later_s <= 0)
+
+    @property
+    def _later_s(self) -> float:
+        """What is left to do with a crash once it is stored."""
+        return self._reduce_s + self._diagnose_s
+
+    def _reduce(self, confirmed: Confirmed, bench: Bench | None) -> None:
+        """Tell the crash reduced, and put it aside to be diagnosed, where either is wanted."""
+        if self._reduce_s > 0:
+            confirmed = self._reduced(confirmed, bench)
+        if self._diagnose_s > 0:
+            self._to_diagnose.append(confirmed)
+        self._tell(replace(confirmed, final=self._diagnose_s <= 0))
+
+    def _diagnosed(self, confirmed: Confirmed) -> Confirmed:
+        """Diagnose a crash that is stored. If anything goes wrong it stays as it is."""
+        try:
+            crash = load_crash(confirmed.folder)
+            new, found = diagnose_crash(crash, Where(self._where.cache, self._start), budget_s=self._diagnose_s)
+            if self._stop.is_set():  # what its processes said then is not the finding's doing
+                raise XbfuzzError("the campaign ended before this was done")
+            if new is not crash:
+                write_crash(self._crashes, new, private=self._private)
+            detail = f"{len(found.trials)} interventions, {new.label}" if new is not crash else found.detail
+            confirmed = replace(confirmed, label=str(new.label))
+        except XbfuzzError as error:
+            detail = f"not diagnosed: {error}"
+        except Exception:  # recorded with the finding, which stays as it was
+            detail = f"not diagnosed: {traceback.format_exc(limit=5)}"
+        return replace(confirmed, detail="; ".join(filter(None, (confirmed.detail, detail))), final=True)
 
     def _reduced(self, confirmed: Confirmed, bench: Bench | None) -> Confirmed:
         """Reduce a crash that is stored, and look where its drift starts. If anything goes wrong it stays as it is."""

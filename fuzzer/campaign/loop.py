@@ -104,7 +104,11 @@ class Campaign:
             )
             self._pool = Pool(self.lanes, self.options.max_workers or most_workers())
             self._confirmer = Confirmer(
-                self.options.crashes, self._where, private=self.options.private, reduce_s=self.options.reduce_s
+                self.options.crashes,
+                self._where,
+                private=self.options.private,
+                reduce_s=self.options.reduce_s,
+                diagnose_s=self.options.diagnose_s,
             )
             self._intake = Intake(self.options, journal, self.ledger, self._confirmer, self._clock)
             try:

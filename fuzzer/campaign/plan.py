@@ -40,6 +40,7 @@ class Options:
     confirm_s: float = 90.0  # how long confirmations may go on after the budget
     search: str = "full"  # how inputs are made: a name of `fuzzer.campaign.stream.SEARCHES`
     reduce_s: float = 20.0  # how long to look for a smaller input for each crash; 0: not at all
+    diagnose_s: float = 60.0  # how long to look for the cause of each crash; 0: not at all
 
     @property
     def crashes(self) -> Path:

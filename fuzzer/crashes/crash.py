@@ -68,6 +68,7 @@ class Crash:
     folder: Path | None = None
     status: str = "open"
     link: str = ""
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)  # what reruns said: `fuzzer.diagnose.engine.Diagnosed`
     whole_seed: Mapping[str, Any] | None = None
 
     @property

@@ -115,6 +115,7 @@ class _Record(_Part):
     whole_seed: dict[str, Any] | None = None
     statistics: _Verdict
     activations: _Activations = _Activations()
+    diagnosis: dict[str, Any] = {}
 
 
 def to_yaml(crash: Crash, home: Path) -> str:
@@ -148,6 +149,7 @@ def to_yaml(crash: Crash, home: Path) -> str:
         **({"whole_seed": dict(crash.whole_seed)} if crash.whole_seed is not None else {}),
         "statistics": dict(crash.verdict),
         **({"activations": dict(crash.activations)} if crash.activations else {}),
+        **({"diagnosis": dict(crash.diagnosis)} if crash.diagnosis else {}),
     }
     return dump_yaml(json.loads(to_json(record)))  # plain values only: no tuples, no NaN
 
@@ -182,6 +184,7 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         severity=record.severity,
         verdict=data["statistics"],
         activations=data.get("activations", {}),
+        diagnosis=record.diagnosis,
         seed=record.seed,
         whole_seed=record.whole_seed,
         base=_base(record.base, home),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
+from fuzzer.triage.diagnosis import mitigation_lines
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
 
@@ -101,6 +102,8 @@ def show(crash: Crash, issue: KnownIssue | None = None) -> str:
         *_section("status", [status_of(crash, issue)]),
         *_section("evidence", crash.evidence),
         *_section("blame", [blame_sentence(crash)]),
+        *_section("stage", [crash.stage or ""]),
+        *_section("what helps", mitigation_lines(crash)),
         *_section("worst element", _worst(crash.difference)),
         *_section("other differences", _others(crash)),
         *_section("activations", _activations(crash.activations)),
