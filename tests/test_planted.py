@@ -155,3 +155,25 @@ def test_every_fault_has_a_seed_that_names_it_and_a_label_of_the_taxonomy() -> N
         assert fault.label in TAXONOMY, name
         assert seed_of(name).backends == [f"planted:cpu?fault={name}"]
     assert len(FAULTS) >= 24
+
+
+@pytest.mark.parametrize(
+    ("name", "strikes", "spares"),
+    [
+        ("crash", {"x": torch.tensor([1.0, -1e-4])}, {"x": torch.tensor([1.0, 0.0])}),
+        ("hang", {"x": torch.tensor([2.0]), "y": torch.tensor([2.0**-6])}, {"x": torch.ones(1), "y": torch.ones(1)}),
+        ("memory", {"x": torch.tensor([995])}, {"x": torch.tensor([994])}),
+    ],
+)
+def test_a_fault_of_the_process_can_be_counted_without_harm(
+    name: str, strikes: dict[str, Tensor], spares: dict[str, Tensor]
+) -> None:
+    seed = seed_of(name)
+    backend = Planted(parse(f"planted:cpu?fault={name}&dry=true"))
+    backend.prepare(build_model(seed, None), base_sample(seed, 0))
+    counted = []
+    for sample in (strikes, spares):
+        backend.run(sample)
+        assert backend.canary is not None
+        counted.append((backend.canary.reached, backend.canary.triggered))
+    assert counted == [(1, 1), (1, 0)]

@@ -23,9 +23,10 @@ _NAMES = {**CONTROLS, **FAULTS}
 class FaultyOperator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes every operator rightly and replaces the answers of the fault's own; counts what it did."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, *, dry: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators = fault.operators
+        self._effect = None if dry else fault.effect
         self._wrong = fault.build()
         self.canary = Canary()
 
@@ -41,18 +42,21 @@ class FaultyOperator(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wrong = self._wrong(call)
         changed = wrong is not None and not same(right, wrong)
         self.canary.triggered += changed or call.acted
+        if call.acted and self._effect is not None:
+            self._effect()
         return wrong if changed else right
 
 
 @register
 class Planted(Backend):
-    """Option `fault`: a name of `FAULTS` or `CONTROLS`; without it there is none.
+    """Option `fault`: a name of `FAULTS` or `CONTROLS`; without it there is none. `dry`: what would harm the process is
+    counted only.
 
     `evidence` tells the canary of the last run: `reached` and `triggered`. A fault inside Inductor has no canary.
     """
 
     runtime = "planted"
-    options: ClassVar[Mapping[str, tuple[str, ...]]] = {"fault": tuple(_NAMES)}
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {"fault": tuple(_NAMES), "dry": ("true",)}
 
     def __init__(self, spec: BackendSpec) -> None:
         super().__init__(spec)
@@ -73,7 +77,7 @@ class Planted(Backend):
                 self._inside.prepare(model, example)
             return
         self._inside.prepare(model, example)
-        self._mode = FaultyOperator(self.fault)
+        self._mode = FaultyOperator(self.fault, dry="dry" in self.spec.options)
         if self.fault.mechanism is Mechanism.STATE:
             self.run(duplicate(example))
 

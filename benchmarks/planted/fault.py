@@ -59,7 +59,8 @@ class Fault:
 
     `build` makes the fault anew for each prepared backend, since some remember. `operators` are ATen overload packets.
     `minimal` says what the smallest failing input looks like. `injects` is the option of `torch._inductor.config`
-    (PyTorch's own fault) with its value.
+    (PyTorch's own fault) with its value. `effect`: what happens to the process once the fault strikes. `also`: other
+    labels whose definition in the taxonomy is met by some inputs.
     """
 
     name: str
@@ -70,6 +71,13 @@ class Fault:
     build: Callable[[], Wrong]
     mechanism: Mechanism = Mechanism.OPERATOR
     injects: tuple[str, str] | None = None
+    effect: Callable[[], None] | None = None
+    also: frozenset[str] = frozenset()
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Every label that is right."""
+        return self.also | {self.label}
 
 
 @dataclass

@@ -15,13 +15,20 @@ def _plain(
     operators: str,
     minimal: str,
     mechanism: Mechanism = Mechanism.OPERATOR,
+    effect: Callable[[], None] | None = None,
+    also: Iterable[str] = (),
 ) -> Fault:
     """A fault that remembers nothing; its docstring says what it does."""
-    return Fault(name, label, _about(wrong), minimal, frozenset(operators.split()), lambda: wrong, mechanism)
+    about, seats = _about(wrong), frozenset(operators.split())
+    return Fault(name, label, about, minimal, seats, lambda: wrong, mechanism, None, effect, frozenset(also))
 
 
 def _stateful(name: str, label: str, build: Callable[[], Wrong], operators: str, minimal: str) -> Fault:
     return Fault(name, label, _about(build), minimal, frozenset(operators.split()), build, Mechanism.STATE)
+
+
+def _process(name: str, label: str, strikes: Wrong, effect: Callable[[], None], operators: str, minimal: str) -> Fault:
+    return _plain(name, label, strikes, operators, minimal, Mechanism.PROCESS, effect)
 
 
 def _about(documented: object) -> str:
@@ -49,7 +56,8 @@ _ORDER = (
         "two equal maxima in one window",
     ),
     _plain("nms_ge", "order/nms", order.nms_ge, "nms", "two boxes whose IoU is exactly the threshold"),
-    _plain("nms_unordered", "order/nms", order.nms_unordered, "nms", "two boxes with equal scores"),
+    # Of boxes with tied scores the order changes, or the set that is kept, as they overlap or not.
+    _plain("nms_unordered", "order/nms", order.nms_unordered, "nms", "two boxes with equal scores", also=["order/tie"]),
 )
 _NUMBERS = (
     _plain("flush_subnormal", "numeric/subnormal", arithmetic.flush_subnormal, "mul", "one subnormal product"),
@@ -114,11 +122,9 @@ _STATE = (
     ),
 )
 _PROCESS = (
-    _plain("crash", "execution/crash", process.crash, "sqrt", "one negative element", Mechanism.PROCESS),
-    _plain(
-        "hang", "execution/hang", process.hang, "fmod", "one divisor lost in the dividend's rounding", Mechanism.PROCESS
-    ),
-    _plain("memory", "execution/out-of-memory", process.memory, "bincount", "one number from 995", Mechanism.PROCESS),
+    _process("crash", "execution/crash", process.crash, process.die, "sqrt", "one negative element"),
+    _process("hang", "execution/hang", process.hang, process.spin, "fmod", "one divisor lost in rounding"),
+    _process("memory", "execution/out-of-memory", process.memory, process.swell, "bincount", "one number from 995"),
 )
 _INDUCTOR = (
     _inductor(

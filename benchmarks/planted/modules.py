@@ -162,8 +162,10 @@ class Sqrt(nn.Module):
 
 
 class Fmod(nn.Module):
+    """Divisors that are often small, and now and then very small."""
+
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.fmod(x, y)
+        return torch.fmod(x, y.square().square())
 
 
 class Count(nn.Module):

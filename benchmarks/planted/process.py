@@ -1,4 +1,4 @@
-"""Faults that take the process with them. Only for worker processes, with deadlines and limits."""
+"""Faults that take the process with them: when they strike, and how. Only for workers with deadlines and limits."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ import torch
 
 from benchmarks.planted.fault import Call
 
-#: A table of this many cubed bytes is more than the seed's memory limit.
+#: Numbers from here on are too large to count.
 LARGE = 995
+#: Bytes of memory that are taken at a time.
+_CHUNK = 2**26
 
 
 def crash(call: Call) -> None:
     """The square root of a negative number is a segmentation fault."""
-    if bool((call.x < 0).any()):
-        os.kill(os.getpid(), signal.SIGSEGV)
+    call.acted = bool((call.x < 0).any())
 
 
 def hang(call: Call) -> None:
-    """A remainder by repeated subtraction: it never ends where the divisor is lost in the dividend's rounding."""
+    """A remainder by repeated subtraction never ends where the divisor is lost in the dividend's rounding."""
     x, y = call.args
-    while bool(((x - y == x) & (x.abs() >= y.abs())).any()):
-        pass
+    call.acted = bool(((x - y == x) & (x.abs() >= y.abs())).any())
 
 
 def memory(call: Call) -> None:
-    """Counting large numbers takes table after table of their cubes, and keeps them all."""
-    largest = int(call.x.max()) if call.x.numel() else 0
-    if largest < LARGE:
-        return
+    """Counting large numbers takes more and more memory."""
+    call.acted = call.x.numel() > 0 and int(call.x.max()) >= LARGE
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def swell() -> None:
     kept = []
     while True:
-        kept.append(torch.ones(largest**3 // 16, dtype=torch.uint8))  # ones, so that the pages are really taken
-        time.sleep(0.01)
+        kept.append(torch.ones(_CHUNK, dtype=torch.uint8))  # ones, so that the pages are really taken
+        time.sleep(0.02)

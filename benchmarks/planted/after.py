@@ -1,0 +1,54 @@
+"""What becomes of a finding: it is reduced, and it gets its label. One function for each, as a campaign does them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzzer.backends.session import Where
+from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.reduction import Outcome, Reduction, reduce_crash
+
+
+@dataclass
+class Aftermath:
+    """`label` as a crash would bear it, `?` where suspected only. `reduction`: the outcome of the reduction.
+
+    `before` and `after` are sizes of the input (elements, and those that are not of the background).
+    """
+
+    label: str
+    reduction: str = ""
+    before: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, Any] = field(default_factory=dict)
+    tests: int = 0
+    seconds: float = 0.0
+    detail: str = ""
+
+    @property
+    def reduced(self) -> bool:
+        """Whether a smaller input was confirmed, or none that is smaller shows the fault."""
+        return self.reduction in (Outcome.REDUCED, Outcome.MINIMAL, "needless")
+
+
+def aftermath(crash: Crash, where: Where, *, budget_s: float) -> Aftermath:
+    """Reduce a confirmed crash and label what is left of it."""
+    found = reduced(crash, where, budget_s)
+    return Aftermath(
+        label=label_of(found.crash, where),
+        reduction=str(found.outcome),
+        before=dict(found.before.__dict__),
+        after=dict(found.after.__dict__),
+        tests=found.tests,
+        seconds=round(found.seconds, 3),
+        detail=found.detail[:200],
+    )
+
+
+def reduced(crash: Crash, where: Where, budget_s: float) -> Reduction:
+    return reduce_crash(crash, where, budget_s=budget_s)
+
+
+def label_of(crash: Crash, where: Where) -> str:
+    """The label of a reduced crash."""
+    return str(crash.label)

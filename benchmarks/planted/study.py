@@ -1,0 +1,190 @@
+"""All trials of a study, side by side over processes, stored as they end, so that a study that is cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.planted.fault import Mechanism
+from benchmarks.planted.faults import CONTROLS, FAULTS
+from benchmarks.planted.rate import Rate, measure
+from benchmarks.planted.trial import Trial, fault_named, run_trial
+
+ARMS = ("full", "blind", "uniform", "seeds")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is done. `rates`: inputs at most for the rate of a fault; `rate_s`: seconds at most.
+
+    `followed`: trials a fault whose finding is reduced, for `follow_s` seconds at most, and labelled.
+    """
+
+    name: str
+    budget: int
+    trials: int
+    arms: tuple[str, ...]
+    rates: int
+    rate_s: float
+    followed: int
+    follow_s: float
+    process_trials: int
+
+
+SCALES = {
+    "smoke": Scale("smoke", 1000, 5, ("full", "uniform"), 20_000, 5.0, 1, 10.0, 1),
+    "full": Scale("full", 5000, 20, ARMS, 3_000_000, 240.0, 3, 20.0, 20),
+}
+
+#: A unit of work: a trial (fault, arm, number), or the rate of a fault.
+Job = tuple[str, str, int]
+RATE = "rate"
+
+
+@dataclass
+class Record:
+    """What a study has brought so far. `about`: scale, and machine."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take up a line of a file: a trial, a rate, or what the study is about."""
+        if "trial" in line:
+            self.trials.append(Trial.from_json(line["trial"]))
+        elif "rate" in line:
+            self.rates.append(Rate(**line["rate"]))
+        else:
+            self.about = line["about"]
+
+    @property
+    def done(self) -> set[Job]:
+        trials: set[Job] = {(trial.fault, trial.arm, trial.number) for trial in self.trials}
+        return trials | {(rate.fault, RATE, 0) for rate in self.rates}
+
+
+def read(path: Path) -> Record:
+    """The record in a file of `run`; a last line that was cut off is left out."""
+    found = Record()
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            found.add(json.loads(line))
+    return found
+
+
+def jobs_of(scale: Scale, names: list[str], arms: tuple[str, ...]) -> list[Job]:
+    """What belongs to a study: arms in turn, so that one that is cut off has some of each.
+
+    Base inputs are the same whatever the RNG seed, and what is wrong with every input needs no search: one trial each.
+    """
+    jobs: list[Job] = []
+    for number in range(scale.trials):
+        for name in names:
+            mechanism = fault_named(name).mechanism
+            most = scale.process_trials if mechanism is Mechanism.PROCESS else scale.trials
+            for arm in arms:
+                alone = arm == "seeds" or mechanism is Mechanism.INDUCTOR
+                wanted = arm == "full" or mechanism not in (Mechanism.INDUCTOR, Mechanism.CONTROL)
+                if wanted and number < (1 if alone else most):
+                    jobs.append((name, arm, number))
+    rated = [name for name in names if fault_named(name).mechanism not in (Mechanism.INDUCTOR, Mechanism.CONTROL)]
+    return [(name, RATE, 0) for name in rated] + jobs if scale.rates else jobs
+
+
+def run(
+    scale: Scale,
+    names: list[str],
+    arms: tuple[str, ...],
+    jobs: int,
+    *,
+    store: Path | None,
+    seconds: float,
+    say: Callable[[str], None],
+) -> Record:
+    """Do what is not in `store` yet, in `jobs` processes, for about `seconds` at most; each end is written there."""
+    record = read(store) if store is not None and store.exists() else Record()
+    record.about = {"scale": scale.name, "budget": scale.budget, **machine()}
+    todo = [job for job in jobs_of(scale, names, arms) if job not in record.done]
+    _write(store, {"about": record.about})
+    ends = time.monotonic() + seconds
+    for line in _ended(scale, todo, jobs, ends):
+        record.add(line)
+        _write(store, line)
+        say(_told(line))
+    left = len([job for job in todo if job not in record.done])
+    record.about["left"] = left
+    return record
+
+
+def _ended(scale: Scale, todo: list[Job], jobs: int, ends: float) -> Iterator[dict[str, Any]]:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
+        waiting: dict[Future[dict[str, Any]], Job] = {}
+        queue = iter(todo)
+        while True:
+            while len(waiting) < 2 * jobs and time.monotonic() < ends and (job := next(queue, None)) is not None:
+                waiting[pool.submit(work, scale, job)] = job
+            if not waiting:
+                return
+            future = next(as_completed(waiting))
+            del waiting[future]
+            yield future.result()
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+
+
+def work(scale: Scale, job: Job) -> dict[str, Any]:
+    """One job, as a line for the file."""
+    name, arm, number = job
+    if arm == RATE:
+        return {"rate": measure(name, scale.rates, number, clock=time.perf_counter, seconds=scale.rate_s).to_json()}
+    follow = scale.follow_s if arm == "full" and number < scale.followed else 0.0
+    trial = run_trial(name, arm, number, scale.budget, clock=time.perf_counter, follow=follow)
+    return {"trial": trial.to_json()}
+
+
+def _write(store: Path | None, line: dict[str, Any]) -> None:
+    if store is not None:
+        with store.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _told(line: dict[str, Any]) -> str:
+    if "rate" in line:
+        return "{fault}: strikes {struck} of {executions} uniform inputs".format(**line["rate"])
+    trial = line["trial"]
+    found = f"found at {trial['detected_at']}" if trial["detected_at"] else f"not found in {trial['executions']}"
+    return f"{trial['fault']} {trial['arm']} {trial['number']}: {trial['failed'] or found} ({trial['seconds']:.1f} s)"
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and versions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        model = ""
+    return {
+        "processor": model or platform.processor() or platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def all_names() -> list[str]:
+    return [*CONTROLS, *FAULTS]
