@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fuzzer.crashes.signature import Signature
 from fuzzer.crashes.store import load_crash, write_crash
 from fuzzer.diagnose import Label
 from fuzzer.errors import CrashFolderError, XbfuzzError
-from fuzzer.triage import KnownIssues, groups, load_known, rows, to_csv
+from fuzzer.triage import KnownIssues, groups, load_known, rows, show, to_csv
 from fuzzer.triage.draft import Project, draft, project_of
 from fuzzer.triage.table import HEADINGS, Row
 
@@ -183,6 +184,31 @@ def test_csv_is_printed(folder: Path, crash: Crash) -> None:
     lines = triage(folder, "--csv").stdout.splitlines()
     assert lines[0] == ",".join(HEADINGS)
     assert lines[1].startswith(f"{crash.id},wrong,numeric/nonfinite?,target,onnxruntime:cpu,$,nonfinite,")
+
+
+def test_a_reduced_crash_still_says_how_its_input_was_made(crash: Crash) -> None:
+    step = {"mutator": "mask_patterns", "params": {"pattern": "row_off"}}
+    found = {"run": "1", "recipe": {"draw": 355, "dims": {"n": 7}, "steps": [step]}, "reduction": {"tests": 6}}
+    lines = [line.strip() for line in show(replace(crash, recipe=None, found=found)).splitlines()]
+    start = lines.index("how it was made")
+    assert lines[start + 1 : start + 4] == [
+        "base input 355 with n 7",
+        "mask_patterns {'pattern': 'row_off'}",
+        "then reduced by shape and values: what is stored is in inputs.safetensors",
+    ]
+    assert "reduction: tests 6" in lines
+    assert "found: run 1" in lines
+
+
+def test_a_crash_of_values_says_which_of_them_its_script_counts(crash: Crash, tmp_path: Path) -> None:
+    difference = {**crash.difference, "kind": "value"}
+    verdict = {**crash.verdict, "differences": [difference], "stats": [{"path": "$", "elements": 4, "max_abs": 3.0}]}
+    signature = Signature("pool", "onnxruntime:cpu", "numeric", "$", "value")
+    home = write_crash(tmp_path / "crashes", replace(crash, verdict=verdict, signature=signature))
+    text = show(load_crash(home))
+    absolute = float(re.search(r"^ABSOLUTE = (.*)$", (home / "repro.py").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+    assert f"repro.py  (counts elements more than {absolute:.3g} apart;" in text
+    assert "counts elements" not in show(crash), "NaN are counted alike"
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,10 @@ def replay(
 
 
 def _say_nothing_compared(crashes: int, paths: list[Path]) -> None:
-    where = ", ".join(map(str, paths))
-    why = f"no crash of {crashes} in {where} can run here" if crashes else f"there are no crashes in {where}"
+    if not crashes:
+        why = f"there are no crashes in {', '.join(map(str, paths))}"
+    else:
+        why = "it cannot run here" if crashes == 1 else f"none of the {crashes} crashes can run here"
     click.echo(f"xbfuzz: nothing was compared: {why}", err=True)
 
 

@@ -13,7 +13,8 @@ import jinja2
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.store import read_script
-from fuzzer.triage.table import blame_sentence, mitigation_of, summary
+from fuzzer.triage.diagnosis import mitigation_lines
+from fuzzer.triage.table import blame_sentence, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Files that a reader of the issue needs beside the script, where the script reads them.
@@ -76,7 +77,8 @@ def draft(crash: Crash) -> Draft:
     Raises CrashFolderError where the folder's `repro.py` cannot be read.
     """
     script = read_script(crash)
-    crash = replace(crash, reference=_backend(crash.reference), target=_backend(crash.target))
+    helpful = tuple(one for one in crash.mitigations if one.get("restores"))
+    crash = replace(crash, reference=_backend(crash.reference), target=_backend(crash.target), mitigations=helpful)
     project, reason = project_of(crash)
     beside = tuple(name for name in _BESIDE if name in crash.files and name in script)
     environment = jinja2.Environment(
@@ -129,7 +131,7 @@ def _facts(crash: Crash) -> dict[str, Any]:
         "environment": {name: _plain(str(value)) for name, value in environment.items()},
         "device": BackendSpec.parse(crash.target).device,
         "options": BackendSpec.parse(crash.target).options,
-        "mitigations": [_plain(mitigation_of(item)) for item in crash.mitigations],
+        "mitigations": [_plain(line) for line in mitigation_lines(crash)],
     }
 
 

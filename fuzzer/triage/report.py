@@ -15,6 +15,7 @@ from fuzzer import __version__
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.severity import SEVERITIES
+from fuzzer.triage import diagnosis
 from fuzzer.triage.charts import drift_histogram, drift_of, growth_curves, tolerance_sweep
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
@@ -22,7 +23,7 @@ from fuzzer.triage.numbers import short
 from fuzzer.triage.passes import Passes
 from fuzzer.triage.pictures import pictures
 from fuzzer.triage.sweep import sweep
-from fuzzer.triage.table import blame_sentence, made_of, mitigation_of, size_of, status_of, summary
+from fuzzer.triage.table import blame_sentence, made_of, size_of, status_of, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -149,7 +150,7 @@ def _facts(crash: Crash, issues: KnownIssues) -> dict[str, Any]:
         "size": size_of(crash.sizes),
         "stage": crash.stage,
         "operator": operator_of(crash),
-        "mitigations": [mitigation_of(item) for item in crash.mitigations],
+        "diagnosis": diagnosis.lines(crash),
         "status": _status(crash, issue),
         "said": status_of(crash, issue),
         "link": crash.link or (issue.url if issue is not None else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.store import read_script
+from fuzzer.errors import CrashFolderError
 from fuzzer.triage.diagnosis import mitigation_lines
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
+from fuzzer.verify.verdict import Kind
 
 #: Repeated values are counted in inputs of up to this many elements.
 _COUNTED = 10**6
@@ -230,7 +234,25 @@ def _steps(recipe: Mapping[str, Any]) -> list[str]:
 
 def _again(crash: Crash) -> list[str]:
     folder = crash.folder if crash.folder is not None else f"crashes/{crash.id}"
-    return [f"xbfuzz replay {folder}", f"python {folder}/repro.py", f"expected: {crash.expect}"]
+    script = f"python {folder}/repro.py"
+    beyond = _script_tolerance(crash)
+    if beyond:
+        script += f"  (counts elements more than {beyond} apart; the judge counts all that are beyond the noise)"
+    return [f"xbfuzz replay {folder}", script, f"expected: {crash.expect}"]
+
+
+def _script_tolerance(crash: Crash) -> str:
+    """How far apart values are that the stored script counts, in its own words; "" where it compares exactly."""
+    if crash.folder is None or crash.kind != Kind.VALUE:
+        return ""
+    try:
+        script = read_script(crash)
+    except CrashFolderError:  # replay needs no script
+        return ""
+    found = [re.search(rf"^{name} = ([0-9.e+-]+)$", script, re.MULTILINE) for name in ("ABSOLUTE", "RELATIVE")]
+    absolute, relative = (float(match[1]) if match else 0.0 for match in found)
+    parts = [f"{absolute:.3g}"] if absolute else []
+    return " + ".join([*parts, *([f"{relative:.3g} of the reference"] if relative else [])])
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -241,11 +263,6 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 def _tiers(tiers: Mapping[str, str]) -> str:
     """The tiers that failed, or `-`."""
     return ",".join(name for name, state in tiers.items() if state == "fail") or "-"
-
-
-def mitigation_of(item: Mapping[str, Any]) -> str:
-    """One mitigation in words."""
-    return str(item.get("sentence") or item.get("name") or _words(item))
 
 
 def size_of(sizes: Mapping[str, int]) -> str:
