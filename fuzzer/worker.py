@@ -7,6 +7,7 @@ whether a call changes inputs or parameters, and reports every exception as what
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
@@ -104,6 +105,8 @@ class Desk:
             return header, payload
         if action == "run" and self._holder is not None:
             return self._holder.run(frame)
+        if action == "boundary" and self._holder is not None:
+            return self._holder.boundary(frame)
         if action == "weights" and self._holder is not None:
             return self._holder.weights()
         if action == "graph" and self._holder is not None:
@@ -145,7 +148,7 @@ def _prepare(frame: Frame) -> tuple[_Holder | None, dict[str, Any], bytes]:
         backend = _adapted(backend, request["adaptation"])
     example = tensors.decode(frame.payload)
     try:
-        model = build_model(seed, cache)
+        model = build_model(seed, cache, convert=backend.needs_module)
     except ModelError as error:
         return None, failure_header(Failure("model", "ModelError", str(error))), b""
     holder = _Holder(backend, model)
@@ -193,6 +196,7 @@ class _Holder:
         sample = tensors.decode(frame.payload)
         inputs = {name: tensor.clone() for name, tensor in sample.items()}
         before = self._versions(inputs)
+        watch = self._watch() if request.get("inside") else contextlib.nullcontext()
         _seed_generators(int(request.get("rng_seed", 0)))
         started = time.perf_counter()
         try:
@@ -201,21 +205,53 @@ class _Holder:
             elif "variant" in request:
                 output = self._backend.run_variant(inputs, request["variant"])
             else:
-                output = self._backend.run(inputs)
+                with watch:
+                    output = self._backend.run(inputs)
             output = map_tensors(output, lambda tensor: tensor.detach().to("cpu"))
         except Exception as error:  # the model's or the backend's: an answer like any other
             # A backend may refuse one sample, such as a shape its graph was not made for: that is no answer to compare.
             kind = "unsupported" if isinstance(error, Unsupported) else "exception"
             header = failure_header(_failure(kind, error))
-            return header | {"evidence": self._backend.evidence()}, b""
+            return header | {"evidence": self._backend.evidence(), "inside": getattr(watch, "words", [])}, b""
         seconds = time.perf_counter() - started
         changed = [f"input {name}" for name in inputs if not same_bits(inputs[name], sample[name])]
         changed += _changed(before, self._versions(inputs))
         if request.get("check") and self._state_hash() != self._state_before:
             changed.append("parameters (content hash)")
         header = {"ok": True, "seconds": seconds, "evidence": self._backend.evidence(), "changed": sorted(set(changed))}
+        header["inside"] = getattr(watch, "words", [])
         header["leaves"], payload = pack_leaves(output if request.get("observe") else flatten(output))
         return header, payload
+
+    def _watch(self) -> Any:
+        """What tells of the inside of the model, for eager ones on which it changes nothing; else nothing does."""
+        from fuzzer.backends.eager import Eager
+        from fuzzer.backends.watch import Watch, watchable
+
+        if not isinstance(self._backend, Eager) or not watchable(self._model.module):
+            return contextlib.nullcontext()
+        return Watch()
+
+    def boundary(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """Changes of a sample that lead to where one of the model's decisions turns."""
+        from fuzzer import tensors
+        from fuzzer.backends.boundary import towards_boundary
+        from fuzzer.backends.eager import Eager
+
+        if not isinstance(self._backend, Eager):
+            return failure_header(Failure("unsupported", "Unsupported", "only eager models are followed")), b""
+        request, rng_seed = frame.header, int(frame.header.get("rng_seed", 0))
+
+        def forward(inputs: dict[str, Any]) -> Any:
+            _seed_generators(rng_seed)
+            return self._backend.forward(inputs)
+
+        try:
+            moved = towards_boundary(forward, tensors.decode(frame.payload), request["names"], int(request["key"]))
+        except Exception as error:  # the model's: it has no gradient, or does not take the sample
+            return failure_header(_failure("exception", error)), b""
+        changes = None if moved is None else moved.changes
+        return {"ok": True, "changes": changes, "margin": None if moved is None else moved.after}, b""
 
     def _observe(self, inputs: dict[str, Any], variant: dict[str, Any] | None) -> Any:
         """Leaves of an observation, by names that are no paths; the oracle's where there is a variant."""
@@ -229,7 +265,8 @@ class _Holder:
 
         from fuzzer import tensors
 
-        state = self._model.module.state_dict() if self._model.module is not None else {}
+        held = self._model.module if self._model.onnx is None else None  # an ONNX file is kept whole
+        state = held.state_dict() if held is not None else {}
         return {"ok": True}, tensors.encode({k: v for k, v in state.items() if isinstance(v, torch.Tensor)})
 
     def graph(self, frame: Frame) -> tuple[dict[str, Any], bytes]:

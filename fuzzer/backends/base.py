@@ -30,6 +30,8 @@ class Backend(ABC):
 
     runtime: ClassVar[str]
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    #: whether it runs modules: false where an ONNX file of the user's runs as it is, and needs not be made into one
+    needs_module: ClassVar[bool] = True
     #: option → the values it takes; an empty tuple means any whole number, ANY_NAME any name
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 

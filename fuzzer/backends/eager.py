@@ -67,7 +67,7 @@ class ModuleBackend(Backend):
         Raises Unsupported for an ONNX file, which has no module.
         """
         if model.module is None:
-            raise Unsupported("an ONNX file has no PyTorch module", stage="load")
+            raise Unsupported(f"this ONNX file has no PyTorch module: {model.no_module}", stage="load")
         self.model = model
         self.device = torch.device(self.spec.device)
         if "tf32" in self.spec.options:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from fuzzer.backends.observe import Step
+from fuzzer.models.onnx_file import module_name
 from fuzzer.trees import ROOT
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -83,15 +84,13 @@ def candidates(proto: Any, steps: Mapping[str, Step], module: nn.Module) -> Cand
 
 
 def every_value(proto: Any) -> dict[str, Step]:
-    """The results of all nodes of an ONNX file as steps, by their own names."""
-    made: set[str] = set()
+    """The results of all nodes of an ONNX file as steps, by value, named as the modules of its conversion are."""
     steps: dict[str, Step] = {}
     for node in proto.graph.node:
-        sources = tuple(name for name in node.input if name in made)
+        sources = tuple(steps[name].name for name in node.input if name in steps)
         for name in node.output:
             if name and node.op_type != "Constant":
-                steps[name] = Step(name, module=node.op_type, sources=sources)
-                made.add(name)
+                steps[name] = Step(module_name(name), module=node.op_type, sources=sources)
     return steps
 
 

@@ -65,10 +65,10 @@ class OnnxTaps:
         if self._module is None:
             steps = every_value(self._proto)
             answers = self._run(self._session(list(steps)), sample)
-            values = {name: answers[name] for name in steps if name in answers}
-            lost = {name: "its type is no tensor" for name in steps if name not in answers}
-            output = rebuild(answers)
-            return Observation(output, values | output_values(flatten(output)), EXTRA_OUTPUTS, steps, lost)
+            values = {step.name: answers[name] for name, step in steps.items() if name in answers}
+            lost = {step.name: "its type is no tensor" for name, step in steps.items() if name not in answers}
+            output, named = rebuild(answers), {step.name: step for step in steps.values()}
+            return Observation(output, values | output_values(flatten(output)), EXTRA_OUTPUTS, named, lost)
         if not self._proved:
             self._proved = True
             plain, example = self._eager(self._example), self._matched(self._example, rebuild)

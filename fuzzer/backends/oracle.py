@@ -33,7 +33,8 @@ class Oracle(Backend):
 
     def prepare(self, model: Model, example: Sample) -> None:
         if model.module is None:
-            raise Unsupported("a model that is only an ONNX file has no torch module to run in float64", stage="oracle")
+            reason = f"this ONNX file has no PyTorch module to run in float64: {model.no_module}"
+            raise Unsupported(reason, stage="oracle")
         self._model = model
         self._module = model.module
         self._wide = _widened(model.module)

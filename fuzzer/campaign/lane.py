@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fuzzer.backends.protocol import ORACLE
+from fuzzer.backends.registry import parse
 from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.campaign.plan import Planned, run_seed
-from fuzzer.campaign.stream import Learnt, Search, Stream
+from fuzzer.campaign.stream import Learnt, Search, Stream, session_guide
 from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
@@ -33,6 +34,8 @@ VETTING_INPUTS = 4
 MOST_DEATHS = 5
 #: Deaths of the reference after which its seed is given up: more, because a death of the reference tells something.
 MOST_REFERENCE_DEATHS = 4 * MOST_DEATHS
+#: The backend that runs an ONNX file as it is written.
+AS_WRITTEN = "onnxruntime:cpu?opt=none"
 #: Why something was not run where nothing is wrong with it.
 NO_TARGET = "none of its targets can run here, or they are the reference itself"
 ENDED_EARLY = "the campaign ended before it was prepared"
@@ -95,6 +98,8 @@ class Lane:
         self.name = planned.seed.name
         self.example = base_sample(planned.seed, 0)
         self.reference = Session(self.seed, planned.reference, self.example, where)
+        self.no_module = ""
+        self._where = where
         self.oracle = Session(self.seed, ORACLE, self.example, where)
         self.targets = [
             Target(spec, None if reason or planned.unavailable else Session(self.seed, spec, self.example, where))
@@ -107,7 +112,8 @@ class Lane:
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
-        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus)
+        guide = session_guide(self.reference, planned.seed)
+        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=guide)
         self.harness_errors: list[str] = []
         self.reference_deaths = 0
         self._rng_seed = rng_seed
@@ -195,6 +201,24 @@ class Lane:
                 self.tally(target, outcome, notes, judged=judged)
                 if died:
                     target.died(died)
+
+    def compare_with_itself(self) -> bool:
+        """Take ONNX Runtime without optimisation as the reference of an ONNX file that PyTorch does not run.
+
+        False, and nothing changes, where the seed's model is no such file or the reference is that one already.
+        """
+        if self.seed.model.source != "onnx" or parse(self.planned.reference).runtime == "onnxruntime":
+            return False
+        self.no_module = self.reference.reason
+        self.seed = self.seed.model_copy(update={"reference": AS_WRITTEN}).at(self.seed.base)
+        self.planned.seed, self.planned.reference = self.seed, AS_WRITTEN
+        self.reference = Session(self.seed, AS_WRITTEN, self.example, self._where)
+        self.targets = [target for target in self.targets if target.spec != AS_WRITTEN]
+        for target in self.targets:
+            if target.session is not None:
+                target.session.seed = self.seed
+        self.failed = "" if self.targets else NO_TARGET
+        return True
 
     def vet(self) -> None:
         """Prove that comparing this seed's outputs would notice a fault; else `failed` says why not."""

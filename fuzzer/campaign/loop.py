@@ -163,7 +163,9 @@ class Campaign:
 
     def _prepared(self, session: Session) -> None:
         lane = next(lane for lane in self.lanes if session in lane.sessions)
-        if session is lane.reference and session.state is not State.READY:
+        if session is lane.reference and session.state is State.REFUSED and lane.compare_with_itself():
+            pass  # the new reference is prepared next
+        elif session is lane.reference and session.state is not State.READY:
             lane.failed = f"the reference {session.backend} cannot be prepared: {session.reason}"
         if session is lane.reference and session.failure is not None and session.failure.kind == "internal":
             lane.harness_errors.append(session.reason)
@@ -212,7 +214,7 @@ class Campaign:
         sample = lane.sample(index)
         check = self.executions % CHECK_ONE_IN == 0
         rng_seed = lane.rng_seed(index)
-        lane.reference.begin(sample, rng_seed=rng_seed, check=check)
+        lane.reference.begin(sample, rng_seed=rng_seed, check=check, inside=lane.stream.watched(index))
         for target in targets:
             assert target.session is not None
             target.session.begin(sample, rng_seed=rng_seed, check=check)

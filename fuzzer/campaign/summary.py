@@ -82,6 +82,11 @@ class Summary:
             "outcomes: " + (", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items())) or "none"),
         ]
         found += _table(self.targets)
+        found += [
+            f"{entry['seed']}: compared with {entry['reference']}, because {entry['no_module']}"
+            for entry in self.seeds
+            if entry["no_module"]
+        ]
         found += [f"not fuzzed: {entry['seed']}: {entry['reason']}" for entry in self.seeds if entry["reason"]]
         if self.accepted:
             found += [f"accepted {count} times: {why}" for why, count in self.accepted.items()]
@@ -104,6 +109,7 @@ def summarize(campaign: Campaign) -> Summary:
             {
                 "seed": lane.name,
                 "reference": lane.planned.reference,
+                "no_module": lane.no_module,
                 "inputs": len(lane.recipes),
                 "vetted": lane.vetted,
                 "reason": lane.failed or ("" if lane.vetted or lane.recipes else ENDED_EARLY),

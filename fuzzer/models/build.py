@@ -21,6 +21,7 @@ from fuzzer.models.graph import graph_module
 from fuzzer.models.hub import hub_folder, hub_module
 from fuzzer.models.libraries import library_module, library_version
 from fuzzer.models.model import Model
+from fuzzer.models.onnx_torch import NotConverted, onnx_module
 from fuzzer.models.sources import builder_file, builder_module, exported_module, onnx_file
 from fuzzer.seeds import Seed
 from fuzzer.tensors import content_hash, decode, encode
@@ -41,15 +42,17 @@ _MODULES: dict[str, Callable[[Seed], nn.Module]] = {
 }
 
 
-def build_model(seed: Seed, cache: Path | None) -> Model:
+def build_model(seed: Seed, cache: Path | None, *, convert: bool = True) -> Model:
     """The seed's model, in eval mode and without gradients, on the CPU.
 
     Calibrated weights are computed once and kept in the folder `cache`, from which every later process reads the same
     bits; with None they are computed each time. The process's global state (RNG, default dtype, threads) is left as it
-    was, whatever the model's code does. Raises ModelError where the model cannot be built or its weights do not fit.
+    was, whatever the model's code does. An ONNX file is converted to a module where that can be done, unless `convert`
+    is false: for backends that run the file itself. Raises ModelError where the model cannot be built or its weights
+    do not fit.
     """
     if seed.model.source == "onnx":
-        return Model(seed, None, onnx_file(seed))
+        return _onnx_model(seed, convert=convert)
     module = _MODULES[seed.model.source](seed)
     if seed.model.source != "exported":  # whose mode was fixed when it was exported
         module.eval()
@@ -66,6 +69,17 @@ def build_model(seed: Seed, cache: Path | None) -> Model:
         else:
             _calibrate_once(model, cache)
     return model
+
+
+def _onnx_model(seed: Seed, *, convert: bool) -> Model:
+    path = onnx_file(seed)
+    if not convert:
+        return Model(seed, None, path, "it was not asked for")
+    try:
+        module = onnx_module(seed, path)
+    except NotConverted as error:
+        return Model(seed, None, path, str(error))
+    return Model(seed, module.requires_grad_(False), path)
 
 
 def weights_hash(module: nn.Module) -> str:

@@ -15,14 +15,20 @@ from fuzzer.trees import fill
 
 @dataclass(frozen=True)
 class Model:
-    """A module in eval mode without gradients, or an ONNX file; `module` is None only for the latter."""
+    """A module in eval mode without gradients; `onnx` is the file where the seed's model is one.
+
+    `module` is None for an ONNX file only: where it has no torch module, which `no_module` says why.
+    """
 
     seed: Seed
     module: nn.Module | None
     onnx: Path | None = None
+    no_module: str = ""
 
     def call(self, sample: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of `forward` for `sample`, as the seed's call template lays them out."""
+        if self.onnx is not None:  # a file takes its inputs by name, whatever the template
+            return tuple(sample[name] for name in self.seed.inputs), {}
         template = self.seed.arguments
         if isinstance(template, Mapping) and set(template) == {"args", "kwargs"}:
             filled = fill(template, sample)

@@ -352,11 +352,11 @@ class Seed(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _onnx_compares_with_itself_unoptimised(cls, value: Any) -> Any:
-        """A model that is only an ONNX file cannot run in eager: its reference is ONNX Runtime as it is written."""
+    def _an_onnx_file_is_for_onnx_runtime(cls, value: Any) -> Any:
+        """Whoever has an ONNX file runs it there; its conversion to PyTorch is the reference, no target."""
         model = value.get("model") if isinstance(value, dict) else None
         if isinstance(model, dict) and model.get("source") == "onnx":
-            return {"reference": "onnxruntime:cpu?opt=none", "backends": ["onnxruntime:cpu"]} | value
+            return {"backends": ["onnxruntime:cpu"]} | value
         return value
 
     @model_validator(mode="after")
