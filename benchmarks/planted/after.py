@@ -7,6 +7,7 @@ from typing import Any
 
 from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash
+from fuzzer.crashes.diagnosing import diagnose_crash
 from fuzzer.crashes.reduction import Outcome, Reduction, reduce_crash
 
 
@@ -32,10 +33,10 @@ class Aftermath:
 
 
 def aftermath(crash: Crash, where: Where, *, budget_s: float) -> Aftermath:
-    """Reduce a confirmed crash and label what is left of it."""
+    """Reduce a confirmed crash and label what is left of it, each in `budget_s` seconds at most."""
     found = reduced(crash, where, budget_s)
     return Aftermath(
-        label=label_of(found.crash, where),
+        label=label_of(found.crash, where, budget_s),
         reduction=str(found.outcome),
         before=dict(found.before.__dict__),
         after=dict(found.after.__dict__),
@@ -49,6 +50,6 @@ def reduced(crash: Crash, where: Where, budget_s: float) -> Reduction:
     return reduce_crash(crash, where, budget_s=budget_s)
 
 
-def label_of(crash: Crash, where: Where) -> str:
-    """The label of a reduced crash."""
-    return str(crash.label)
+def label_of(crash: Crash, where: Where, budget_s: float) -> str:
+    """The label that reruns give to a reduced crash, with a `?` where none of them proved it."""
+    return str(diagnose_crash(crash, where, budget_s=budget_s, mitigate=False)[1].label)
