@@ -88,10 +88,11 @@ class Search:
         self.seed = seed_of(case, folder)
         self.found = Hunt(case.name, target_of(case), case.label)
         self._rng_seed = rng_seed
-        self._stream = Stream(self.seed, rng_seed, how)
         self._screen = FloorScreen()
         self.reference = Local(self.seed, EAGER, case.module(), named(case.ordinary()))
         self.target = Local(self.seed, self.found.target, case.module(), named(case.ordinary()))
+        guide = stream.session_guide(self.reference, self.seed)  # type: ignore[arg-type]
+        self._stream = Stream(self.seed, rng_seed, how, guide=guide)
         self.oracle = Remembering(self.seed, case.module(), named(case.ordinary()))
 
     def step(self, index: int, tell: Connection) -> None:
@@ -101,7 +102,7 @@ class Search:
         sample = apply_recipe(self.seed, recipe)
         self.found.executions += 1
         tell.send(("running", EAGER, recipe.to_json(), self.found))
-        reference = self.reference.run(sample, rng_seed=rng_seed)
+        reference = self.reference.run(sample, rng_seed=rng_seed, inside=self._stream.watched(index))
         tell.send(("running", self.found.target, recipe.to_json(), self.found))
         target = self.target.run(sample, rng_seed=rng_seed)
         self._stream.learn(index, reference)

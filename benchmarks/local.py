@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fuzzer.backends.boundary import towards_boundary
 from fuzzer.backends.oracle import Oracle
 from fuzzer.backends.protocol import ORACLE, Failure
 from fuzzer.backends.registry import backend_class, parse
 from fuzzer.backends.session import Answer, State
 from fuzzer.backends.spec import BackendSpec
+from fuzzer.backends.watch import Watch
 from fuzzer.errors import Unsupported
 from fuzzer.models import Model
 from fuzzer.seeds import Dim, InputSpec, ModelSpec, Seed, Tolerance
@@ -104,13 +107,27 @@ class Local(Computed):
         except Exception as error:  # as in a worker: a backend that fails to prepare refuses the model
             self.state, self.reason = State.REFUSED, f"{type(error).__name__}: {error}"
 
-    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
+    def run(
+        self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, inside: bool = False, **variant: Any
+    ) -> Answer:
         self.calls.append(variant)
+        if inside:
+            with Watch() as watch:
+                return replace(super().run(sample, rng_seed=rng_seed), inside=watch.words)
         if not variant:
             return super().run(sample, rng_seed=rng_seed)
         return answered(
             lambda inputs: self._backend.run_variant(inputs, variant | {"rng_seed": rng_seed}), sample, rng_seed
         )
+
+    def boundary(self, sample: Mapping[str, Tensor], *, rng_seed: int, names: list[str], key: int) -> Any:
+        """As a session's: changes that take a decision to its boundary; None where the module has no gradient."""
+        torch.manual_seed(rng_seed)
+        try:
+            moved = towards_boundary(self._backend.forward, sample, names, key)
+        except Exception:  # as in a worker: the module's own refusal of the sample or of gradients
+            return None
+        return None if moved is None else moved.changes
 
 
 class Remembering(Local):

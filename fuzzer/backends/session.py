@@ -25,7 +25,8 @@ from fuzzer.trees import Leaves
 class Answer:
     """What a backend said to one sample: leaves, or the exception it raised, or how its process died.
 
-    `changed` names inputs, parameters and buffers that the run changed.
+    `changed` names inputs, parameters and buffers that the run changed. `inside`: words about what passed inside the
+    model, where they were asked for (`fuzzer.backends.watch`).
     """
 
     leaves: Leaves | None = None
@@ -33,6 +34,7 @@ class Answer:
     death: Death | None = None
     seconds: float = 0.0
     changed: list[str] = field(default_factory=list)
+    inside: list[str] = field(default_factory=list)
 
     @property
     def error(self) -> str:
@@ -134,15 +136,18 @@ class Session:
         rng_seed: int = 0,
         check: bool = False,
         observe: bool = False,
+        inside: bool = False,
         **variant: Any,
     ) -> None:
-        """Hand over a sample; `finish` gives the answer. `check`: hash the parameters afterwards.
+        """Hand over a sample; `finish` gives the answer. `check`: hash the parameters afterwards. `inside`: tell of it.
 
         `observe`: answer an observation's leaves (`fuzzer.backends.observe`) in place of the output's.
         """
         if self._worker is None or self.state is not State.READY:
             raise RuntimeError(f"{self.backend} is not ready to run")
         header: dict[str, Any] = {"do": "run", "rng_seed": rng_seed, "check": check, "observe": observe}
+        if inside:
+            header["inside"] = True
         if variant:
             header["variant"] = variant | {"rng_seed": rng_seed}
         limits = Limits(self.seed.deadline_s * (20 if variant or observe else 1), self.seed.memory_mb)
@@ -157,11 +162,13 @@ class Session:
             self.close()
             return Answer(death=reply)
         self.evidence = reply.header.get("evidence", self.evidence)
+        words = [str(word) for word in reply.header.get("inside", ())]
         if reply.failure is not None:
-            return Answer(failure=reply.failure)
+            return Answer(failure=reply.failure, inside=words)
         try:
             leaves = unpack_leaves(reply.header["leaves"], reply.payload)
-            return Answer(leaves, seconds=float(reply.header["seconds"]), changed=list(reply.header["changed"]))
+            changed = list(reply.header["changed"])
+            return Answer(leaves, seconds=float(reply.header["seconds"]), changed=changed, inside=words)
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
             return Answer(failure=Failure("internal", type(error).__name__, str(error)))
 
@@ -177,6 +184,23 @@ class Session:
         """`begin` and `finish`."""
         self.begin(sample, rng_seed=rng_seed, check=check, observe=observe, **variant)
         return self.finish()
+
+    def boundary(self, sample: Mapping[str, Tensor], *, rng_seed: int, names: list[str], key: int) -> Any:
+        """The changes that take a decision of the model to its boundary (`fuzzer.backends.boundary`), as JSON values.
+
+        None where there are none, where the backend has no gradients, or where its process died of the question.
+        """
+        if self._worker is None or self.state is not State.READY:
+            return None
+        header = {"do": "boundary", "rng_seed": rng_seed, "names": names, "key": key}
+        limits = Limits(self.seed.deadline_s * 20, self.seed.memory_mb)
+        self._worker.send(header, tensors.encode(sample), limits=limits)
+        reply = self._worker.wait()
+        if isinstance(reply, Death):
+            self.state = State.IDLE
+            self.close()
+            return None
+        return reply.header.get("changes") if reply.ok else None
 
     def weights(self) -> dict[str, Tensor] | None:
         """The state dict of the prepared model, or None where the worker cannot tell it."""

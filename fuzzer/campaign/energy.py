@@ -65,7 +65,7 @@ class Memory:
 
     def _energy(self, kept: Kept) -> float:
         rarest = min((self.counts[feature] for feature in kept.features), default=1)
-        return float((max(rarest, 1) * (1 + len(kept.recipe.steps))) ** -0.5)
+        return float(max(rarest, 1) ** -0.5 / (1 + len(kept.recipe.steps)))
 
     def weights(self) -> dict[str, float]:
         """For each mutator that was tried, from 1 to MOST_FAVOUR: its share of finds beside the best one's."""

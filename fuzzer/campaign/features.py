@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 from torch import Tensor
 
+from fuzzer.backends.margins import MOST, top_gaps
 from fuzzer.backends.session import Answer
+from fuzzer.backends.watch import margin_words
 from fuzzer.verify.compare import as_real
+
+#: What differs between two messages of one kind: sizes and addresses.
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def features(answer: Answer) -> frozenset[str]:
-    """Shapes, counts of special values in powers of two, scale and ties of each leaf; or the error's kind."""
+    """Shapes, counts of special values in powers of two, scale, ties and margins of each leaf, or the error's kind and
+    message; and what was seen inside the model.
+    """
+    found = {f"in:{word}" for word in answer.inside}
     if answer.leaves is None:
         kind = answer.failure.type if answer.failure is not None else str(answer.death.kind if answer.death else "")
-        return frozenset({f"error:{kind}"})
-    found: set[str] = set()
+        words = "" if answer.failure is None else _NUMBER.sub("#", answer.failure.message)[:60]
+        return frozenset(found | {f"error:{kind}", f"error:{kind}:{words}"})
     for path, leaf in answer.leaves.items():
         if isinstance(leaf, Tensor):
             found |= {f"{path}:{feature}" for feature in _of_tensor(leaf)}
@@ -38,6 +47,9 @@ def _of_tensor(leaf: Tensor) -> set[str]:
     if leaf.is_floating_point():
         counts["subnormal"] = ((finite != 0) & (finite.abs() < torch.finfo(leaf.dtype).tiny)).sum()
     found |= {f"{name}:{_power(int(count))}" for name, count in counts.items()}
+    gaps = top_gaps(leaf) if leaf.is_floating_point() and 1 < leaf.shape[-1:].numel() * leaf.dim() <= MOST else None
+    if gaps is not None:
+        found |= {f"margin:{word}" for word in margin_words(gaps)}
     nonzero = finite[finite != 0].abs()
     if nonzero.numel():
         largest, middle, least = (float(each) for each in (nonzero.max(), nonzero.median(), nonzero.min()))

@@ -21,7 +21,7 @@ from fuzzer.campaign.stream import Learnt, Search, Stream, session_guide
 from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
-from fuzzer.mutate.recipe import Recipe
+from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.verify.corruptions import SelfTest, self_test
 from fuzzer.verify.examine import Bench, ask_oracle, verdict_of
 from fuzzer.verify.judge import OracleAnswer
@@ -112,8 +112,7 @@ class Lane:
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
-        guide = session_guide(self.reference, planned.seed)
-        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=guide)
+        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide)
         self.harness_errors: list[str] = []
         self.reference_deaths = 0
         self._rng_seed = rng_seed
@@ -168,6 +167,9 @@ class Lane:
 
     def sample(self, index: int) -> dict[str, Tensor]:
         return apply_recipe(self.seed, self.recipe(index))
+
+    def _guide(self, recipe: Recipe, key: int) -> Step | None:
+        return session_guide(self.reference, self.seed)(recipe, key)
 
     def rng_seed(self, index: int) -> int:
         return run_seed(self._rng_seed, index)

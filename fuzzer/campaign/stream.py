@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fuzzer.backends.session import Answer
+from fuzzer.backends.session import Answer, Session
 from fuzzer.campaign.energy import Kept, Memory
 from fuzzer.campaign.features import features
 from fuzzer.campaign.plan import PLAIN_INPUTS
 from fuzzer.errors import InputError
 from fuzzer.mutate.base import find_mutator
-from fuzzer.mutate.havoc import propose_recipe, shapes_after
+from fuzzer.mutate.havoc import DRAWS, MOST_STEPS, apply_recipe, propose_recipe, shapes_after
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.mutate.resize import resizable, sizes
+from fuzzer.mutate.set_values import boundary_names
 from fuzzer.seeds import Seed
 
 #: What may be searched with: everything; mutations without feedback; uniform values; base inputs alone.
 SEARCHES = ("full", "blind", "uniform", "seeds")
 #: The share of inputs that start from a base input rather than from the corpus.
-FRESH = 0.4
+FRESH = 0.5
+#: The share of inputs for which the reference is asked where a decision of its own turns: it costs several forwards.
+GUIDED_ONE_IN = 10
+#: The share of inputs on which the reference tells of its inside.
+WATCHED_ONE_IN = 4
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,26 @@ class Learnt:
         return cls(tuple(value.get("features", ())), tuple(value["new"]), tuple(value.get("tried", ())))
 
 
+#: Leads a recipe to where a decision of the reference turns, chosen by a number: the step to add, or None.
+Guide = Callable[[Recipe, int], Step | None]
+
+
 class Stream:
     """Recipes by index, each asked for at most one past those that are known, and then what was learnt from it.
 
-    `corpus`: recipes to start from. `block`: so many inputs in a row are made from what was known before the first of
-    them, so that they can run together.
+    `corpus`: recipes to start from. `guide`: the reference, asked for one input in GUIDED_ONE_IN. `block`: so many
+    inputs in a row are made from what was known before the first of them, so that they can run together.
     """
 
     def __init__(
-        self, seed: Seed, rng_seed: int, search: Search, corpus: Iterable[Recipe] = (), *, block: int = 1
+        self,
+        seed: Seed,
+        rng_seed: int,
+        search: Search,
+        corpus: Iterable[Recipe] = (),
+        *,
+        guide: Guide | None = None,
+        block: int = 1,
     ) -> None:
         self.seed = seed
         self.search = search
@@ -88,6 +104,7 @@ class Stream:
         self._waiting: list[tuple[int, Learnt]] = []
         self._rng_seed = rng_seed
         self._block = block
+        self._guide = guide if search.learns and boundary_names(seed) else None
         self._plain = plain_inputs(seed)
 
     @property
@@ -104,6 +121,10 @@ class Stream:
             self.recipes.append(recipe)
             self._tried.append(tried)
         return self.recipes[index]
+
+    def watched(self, index: int) -> bool:
+        """Whether the reference should tell of its inside on the `index`-th input."""
+        return self.search.learns and index % WATCHED_ONE_IN == 0
 
     def learn(self, index: int, answer: Answer) -> frozenset[str]:
         """Take in the reference's answer to an input, once, in the order of inputs; gives the features that are new."""
@@ -146,6 +167,10 @@ class Stream:
             return uniform_recipe(self.seed, rng), ()
         if not self.search.mutates or index < self._plain:
             return Recipe(index), ()
+        if self._guide is not None and index % GUIDED_ONE_IN == GUIDED_ONE_IN - 1:
+            led = self._led(rng)
+            if led is not None:
+                return led, (led.steps[-1].mutator,)
         if not self.search.learns or rng.random() < FRESH:
             recipe = propose_recipe(self.seed, rng, weights=self.memory.weights())
             return recipe, tuple(step.mutator for step in recipe.steps)
@@ -153,6 +178,16 @@ class Stream:
         recipe = propose_recipe(self.seed, rng, parent, self.memory.choose(rng), self.memory.weights())
         inherited = set() if parent is None else set(parent.steps)
         return recipe, tuple(step.mutator for step in recipe.steps if step not in inherited)
+
+    def _led(self, rng: random.Random) -> Recipe | None:
+        """A base input, or one of the corpus, at the boundary of a decision; None where the guide finds none."""
+        base = Recipe(rng.randrange(DRAWS)) if rng.random() < FRESH else self.memory.choose(rng)
+        assert self._guide is not None
+        if base is None:
+            return None
+        base = replace(base, steps=base.steps[: MOST_STEPS - 1])
+        step = self._guide(base, rng.randrange(2**31))
+        return None if step is None else replace(base, steps=(*base.steps, step))
 
 
 def plain_inputs(seed: Seed) -> int:
@@ -168,3 +203,14 @@ def uniform_recipe(seed: Seed, rng: random.Random) -> Recipe:
     shapes = shapes_after(seed, dims, ())
     steps = [Step(fill.name, fill.pick(seed, name, shapes[name], rng).model_dump(mode="json")) for name in seed.inputs]  # type: ignore[attr-defined]
     return Recipe(0, dims, tuple(steps))
+
+
+def session_guide(session: Session, seed: Seed) -> Guide:
+    """The reference of a session as a guide."""
+    names = boundary_names(seed)
+
+    def guide(recipe: Recipe, key: int) -> Step | None:
+        changes = session.boundary(apply_recipe(seed, recipe), rng_seed=0, names=names, key=key)
+        return Step("boundary", {"changes": changes}) if changes else None
+
+    return guide

@@ -1,6 +1,19 @@
 """Mutators, and the recipes that record what they did."""
 
-from fuzzer.mutate import arithmetic, boxes, integers, pairs, patterns, resize, specials, spread, ties, uniform, values
+from fuzzer.mutate import (
+    arithmetic,
+    boxes,
+    integers,
+    pairs,
+    patterns,
+    resize,
+    set_values,
+    specials,
+    spread,
+    ties,
+    uniform,
+    values,
+)
 from fuzzer.mutate.base import (
     AtPlaces,
     InputMutator,
@@ -34,4 +47,4 @@ __all__ = [
     "shapes_after",
 ]
 #: Importing a module registers its mutators.
-_BUILT_IN = (arithmetic, boxes, integers, pairs, patterns, resize, specials, spread, ties, uniform, values)
+_BUILT_IN = (arithmetic, boxes, integers, pairs, patterns, resize, set_values, specials, spread, ties, uniform, values)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fuzzer.errors import InputError
 from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, Mutator, Sample, Shapes, free_float, register
 from fuzzer.mutate.floats import REAL_DTYPES, edited, mapped
-from fuzzer.mutate.values import EDGES, placed
+from fuzzer.mutate.values import edge, placed
 from fuzzer.mutate.where import Place, Where, propose_where
 from fuzzer.seeds.schema import InputSpec, Name, Seed, Strict
 
@@ -68,7 +68,7 @@ class Offset(InputMutator[OffsetParams]):
 
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> OffsetParams:
         plain = rng.choice((0.1, 0.5, 1.0, 10.0, 100.0, 1e3, 1e4, 1e4, 1e6, 1e8))
-        offset = rng.choice((1.0, -1.0)) * rng.choice((plain, plain, rng.choice(EDGES), 2.0 ** rng.randint(-24, 24)))
+        offset = rng.choice((plain, -plain, edge(rng), edge(rng), 2.0 ** rng.randint(-24, 24)))
         return OffsetParams(input=name, where=propose_where(shape, rng, MOSTLY_ALL), offset=offset)
 
     def alter(self, spec: InputSpec, tensor: Tensor, params: OffsetParams) -> Tensor:

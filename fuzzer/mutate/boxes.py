@@ -19,7 +19,7 @@ from fuzzer.mutate.where import Key
 from fuzzer.seeds.schema import InputSpec, Name, Seed
 
 #: Thresholds in use: NMS of common detectors, COCO's evaluation, proposals.
-THRESHOLDS = (0.5, 0.5, 0.45, 0.3, 0.4, 0.55, 0.6, 0.65, 0.7, 0.75, 0.9)
+THRESHOLDS = (0.5, 0.5, 0.5, 0.5, 0.5, 0.45, 0.3, 0.4, 0.55, 0.6, 0.65, 0.7, 0.75, 0.9)
 
 
 def is_boxes(spec: InputSpec) -> bool:

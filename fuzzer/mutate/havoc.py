@@ -90,7 +90,7 @@ def propose_recipe(
         del steps[rng.randrange(len(steps))]
     dims = dict(base.dims)
     names = resizable(seed)
-    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.15:
+    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.3:
         name = rng.choice(names)
         dims[name] = propose_size(seed.dims[name], seed.allow, rng)
     if rng.random() < 0.9:

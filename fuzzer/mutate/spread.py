@@ -14,7 +14,7 @@ from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, 
 from fuzzer.mutate.floats import REAL_DTYPES, edited, saturated
 from fuzzer.mutate.randomness import draws, new_key
 from fuzzer.mutate.uniform import valid_range
-from fuzzer.mutate.values import EDGES
+from fuzzer.mutate.values import edge
 from fuzzer.mutate.where import Key, Place, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
 
@@ -97,8 +97,7 @@ class Spans(InputMutator[SpanParams]):
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> SpanParams:
         low, high = valid_range(seed.inputs[name])
         inside = (low, high, (low + high) / 2, low + (high - low) * rng.random())
-        edge = rng.choice((1.0, -1.0)) * rng.choice(EDGES)
-        centre = rng.choice((*inside, edge, edge, 0.0, 2.0 ** rng.randint(-24, 24)))
+        centre = rng.choice((*inside, edge(rng), edge(rng), 0.0, 2.0 ** rng.randint(-24, 24)))
         scale = max(abs(centre), high - low if centre in inside else 1.0)
         width = rng.choice((1.0, scale, scale / 10, scale * 2.0 ** -rng.randint(1, 24)))
         where = propose_where(shape, rng, REGIONS)

@@ -128,13 +128,21 @@ class RoundHalf(PlacedValues):
 
 #: Arguments near which implementations of exp, sigmoid, tanh, erf, gelu, expm1, log1p and the like change formula,
 #: saturate or cancel; then multiples of a tenth, whose quotients are integers in decimal only.
-EDGES = (
-    *(88.0, 88.7, 88.73, 89.0, 87.3, 87.4, 87.5, 103.9, 104.0, 9.7, 11.09, 12.0, 709.7, 708.4, 745.1),
-    *(16.0, 16.7, 17.0, 17.3, 18.0, 20.0, 30.0, 40.0, 80.0),
-    *(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.25, 0.46875, 0.5, 0.625, 0.84375, 1.0, 1.25, 1.41421356),
-    *(1e-10, 1e-9, 1e-8, 1e-7, 1.2e-7, 1e-5, 1e-4, 1e-3, 1e-20),
-    *(0.69314718, 1.57079633, 3.14159265, 6.28318531, 1e5),
+EDGE_GROUPS: tuple[tuple[float, ...], ...] = (
+    (88.0, 88.7, 88.73, 89.0, 87.3, 87.4, 87.5, 95.0, 103.9, 104.0),
+    (9.7, 11.09, 12.0, 709.7, 708.4, 745.1),
+    (16.0, 16.7, 17.0, 17.3, 18.0, 20.0, 30.0, 40.0, 80.0),
+    (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.25, 0.46875, 0.5, 0.625, 0.84375, 1.0, 1.25, 1.41421356),
+    (1e-10, 1e-9, 1e-8, 1e-7, 1.2e-7, 1e-5, 1e-4, 1e-3, 1e-20),
+    (0.69314718, 1.57079633, 3.14159265, 6.28318531, 1e5),
 )
+
+
+def edge(rng: random.Random) -> float:
+    """One of the edges above, of either sign, each group as likely as the others."""
+    return rng.choice((1.0, -1.0)) * rng.choice(rng.choice(EDGE_GROUPS))
+
+
 _TENTHS = (0.1, 0.2, 0.3, 0.6, 0.7, 0.9, 1.1, 1.3, 6.0, 10.0)
 
 
@@ -181,7 +189,12 @@ class FunctionEdges(PlacedValues):
     ulps = (0, 0, 0, 1, -1)
 
     def pool(self, dtype: torch.dtype) -> list[float]:
-        return [sign * value for value in EDGES + _TENTHS for sign in (1.0, -1.0)]
+        return [sign * value for group in (*EDGE_GROUPS, _TENTHS) for value in group for sign in (1.0, -1.0)]
+
+    def values(self, dtype: torch.dtype, rng: random.Random) -> list[float]:
+        if rng.random() < 0.2:
+            return super().values(dtype, rng)
+        return [edge(rng) for _ in range(rng.choice((1, 1, 2, 4)))]
 
 
 @register
