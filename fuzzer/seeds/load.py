@@ -13,6 +13,7 @@ from fuzzer.errors import SeedError
 from fuzzer.seeds.checks import check_files, check_names, check_task
 from fuzzer.seeds.problems import UNKNOWN_KEY, Problem, explain, repaired, shown
 from fuzzer.seeds.schema import Seed
+from fuzzer.seeds.study import from_study, is_study
 from fuzzer.seeds.yaml_file import Document, Fault, KeyPath, YamlError, dump_yaml, scan_yaml
 
 _MAX_BYTES = 4 << 20
@@ -119,9 +120,12 @@ def _build(document: Document, base: Path, where: str, name: str | None, *, file
     if not isinstance(data, dict):
         faults = [*document.faults, Fault(None, (), f"expected a mapping of keys to values, got {shown(data)}")]
         raise SeedError([_line(where, fault) for fault in faults])
+    study: list[Problem] = []
+    if is_study(data):
+        data, study = from_study(data, base)
     if name is not None:
         data = {"name": name, **data}
-    problems, renamed = _check(data, base, files=files)
+    problems, renamed = _check(data, base, files=files) if not study else (study, {})
     faults = list(document.faults)
     for path, text in problems:
         known = _written(path, renamed)
