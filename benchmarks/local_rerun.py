@@ -81,7 +81,10 @@ class LocalReruns:
         if which in self._sides and self._sides[which][0] == key:
             return self._sides[which][1]
         spec = parse(name)
-        make = lambda: backend_class(spec.runtime)(spec)  # noqa: E731
+
+        def make() -> Backend:
+            return backend_class(spec.runtime)(spec)
+
         backend = Adapted(make, adaptation) if adaptation != NOTHING.adaptation else make()
         torch.manual_seed(RNG_SEED)
         try:

@@ -58,7 +58,8 @@ def stable_argmax(values: Tensor, dim: int | None = None, keepdim: bool = False,
     hit = whole == best
     if values.is_floating_point():
         nan = whole.isnan()
-        hit = torch.where(nan.any(at, keepdim=True), nan, hit)
+        some = nan.any(at, keepdim=True)
+        hit = (some & nan) | (~some & hit)  # ONNX Runtime has no `where` of bools
     size = whole.shape[at]
     shape = [1] * whole.dim()
     shape[at] = size

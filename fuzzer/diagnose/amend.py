@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -95,3 +97,11 @@ def distinct(tensor: Tensor, most: int) -> Tensor | None:
             seen.add(number)
             found.append(number)
     return torch.tensor(found, dtype=tensor.dtype).reshape(tensor.shape)
+
+
+def without_repeats(sample: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The sample with each index of the vector `name` once; whatever is as long is cut at the same places."""
+    index = sample[name].tolist()
+    kept = torch.tensor([i for i, value in enumerate(index) if value not in index[:i]])
+    n = len(index)
+    return {key: t.index_select(0, kept) if t.dim() and t.shape[0] == n else t for key, t in sample.items()}

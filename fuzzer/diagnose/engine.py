@@ -110,7 +110,9 @@ def _proven(intervention: Intervention, trial: Trial, label: Label) -> Label | N
         return replace(label, confirmed=True)
     if not trial.gone or (label.name, trial.name) == ("execution/hang", "longer-deadline"):
         return None
-    if label.cause == UNKNOWN and "numeric/wrong-value" in intervention.confirms:
+    if trial.label:
+        name = trial.label
+    elif label.cause == UNKNOWN and "numeric/wrong-value" in intervention.confirms:
         name = "numeric/wrong-value"
     else:
         name = intervention.proves(label.name)

@@ -64,7 +64,7 @@ def is_index(*tensors: Tensor) -> bool:
 
 
 def gathers_alike(reference: Tensor, target: Tensor, source: Tensor) -> bool:
-    """Do two index tensors pick equal values from `source`, along its last dimension or from all of it."""
+    """Do two index tensors pick equal values from `source`: in its last dimension, its planes, or all of it."""
     if not is_index(reference, target) or reference.shape != target.shape or source.numel() == 0:
         return False
     left, right, values = reference.long(), target.long(), source
@@ -72,6 +72,8 @@ def gathers_alike(reference: Tensor, target: Tensor, source: Tensor) -> bool:
         left, right = left.unsqueeze(-1), right.unsqueeze(-1)
     elif left.dim() == 0:
         values, left, right = values.reshape(-1), left.reshape(1), right.reshape(1)
+    elif values.dim() == left.dim() >= 3 and values.shape[:-2] == left.shape[:-2] and values.shape != left.shape:
+        values, left, right = values.flatten(-2), left.flatten(-2), right.flatten(-2)  # as pooling counts places
     if left.numel() == 0 or values.dim() != left.dim() or values.shape[:-1] != left.shape[:-1]:
         return False
     if max(int(left.max()), int(right.max())) >= values.shape[-1]:

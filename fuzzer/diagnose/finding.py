@@ -58,6 +58,12 @@ class Finding:
     def floats(self) -> dict[str, Tensor]:
         return {name: t for name, t in self.sample.items() if t.is_floating_point() and t.numel()}
 
+    def has_boxes(self) -> bool:
+        """Whether boxes go in or come out: a leaf called `boxes`, or a float input whose last dimension is 4."""
+        leaves = self.examined.reference.leaves or {}
+        inputs = (t.dim() == 2 and t.shape[-1] == 4 for t in self.floats().values())
+        return any(path.endswith(".boxes") for path in leaves) or any(inputs)
+
     def integers(self) -> dict[str, Tensor]:
         whole = {n: t for n, t in self.sample.items() if not (t.is_floating_point() or t.is_complex())}
         return {name: t for name, t in whole.items() if t.numel() and t.dtype != torch.bool}
@@ -92,6 +98,8 @@ class Trial:
     after: str = ""
     detail: str = ""
     change: Change = field(default_factory=Change)
+    #: The label that it proves where that is another than its intervention says.
+    label: str = ""
 
     @property
     def gone(self) -> bool:

@@ -59,7 +59,7 @@ def candidates(finding: Finding, trials: Sequence[Trial], ladder: Ladder) -> lis
     """What might help: what has made the disagreement go away, and what is known to help with such a label."""
     found = [Candidate(words, _how(change), change) for words, change in ladder.without]
     for trial in trials:
-        if trial.gone and trial.name == "operator":
+        if trial.gone and trial.name in ("operator", "exact-operator"):
             found.append(Candidate(trial.changed.replace("one operator", "operator"), _how(trial.change), trial.change))
     cls, name = finding.label.cls, finding.label.name
     if cls == "order" or name in ("structure/shape",):

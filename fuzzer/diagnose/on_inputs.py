@@ -196,11 +196,15 @@ class UniqueIndices(Intervention):
                 most = max(
                     int(tensor.max()), int(finding.ordinary[name].max()) if finding.ordinary[name].numel() else 0
                 )
-                unique = amend.distinct(tensor, max(most, tensor.shape[-1] - 1 if tensor.dim() else 0))
-                if unique is None:
-                    return
-                amended[name] = unique
-        yield Variant(_with(finding.sample, amended))
+                unique = amend.distinct(tensor, most)
+                if unique is not None:
+                    amended[name] = unique
+        if amended:
+            yield Variant(_with(finding.sample, amended), words="by others")
+        for name, tensor in finding.integers().items():
+            if tensor.dim() == 1 and _repeats(tensor):
+                fewer = amend.without_repeats(finding.sample, name)
+                yield Variant(fewer, Change(example=fewer), words=f"repeats of {name} left out")
 
 
 def _repeats(tensor: Tensor) -> bool:
@@ -212,10 +216,11 @@ def _repeats(tensor: Tensor) -> bool:
 
 @register
 class Alone(Intervention):
-    """One sample of the batch by itself. The reference must say of it what it said of it in the batch."""
+    """The batch keeps its size, the sample its place: only what stands beside it changes. The reference must say of it
+    what it said before."""
 
     name = "alone"
-    changed = "the sample run alone, not in its batch"
+    changed = "the sample's neighbours in its batch replaced by copies of it"
     confirms = ("state/batch",)
 
     def applies(self, finding: Finding) -> bool:
@@ -224,7 +229,8 @@ class Alone(Intervention):
     def variants(self, finding: Finding) -> Iterable[Variant]:
         index = finding.difference.index
         row = index[0] if index and index[0] < _batch(finding) else 0
-        yield Variant({name: t[row : row + 1] for name, t in finding.sample.items()}, words=f"sample {row}")
+        copies = {name: t[row : row + 1].expand_as(t).contiguous() for name, t in finding.sample.items()}
+        yield Variant(copies, words=f"sample {row}")
 
     def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
         (variant,) = self.variants(finding)
@@ -249,9 +255,9 @@ def _batch(finding: Finding) -> int:
 
 
 def _same(whole: Tensor, one: Tensor, row: int) -> bool:
-    if one.dim() == 0 or one.shape[0] != 1 or whole.shape[1:] != one.shape[1:] or row >= whole.shape[0]:
+    if one.dim() == 0 or whole.shape != one.shape or row >= whole.shape[0]:
         return False
-    return bool(torch.allclose(whole[row].double(), one[0].double(), rtol=1e-4, atol=1e-6, equal_nan=True))
+    return bool(torch.allclose(whole[row].double(), one[row].double(), rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
 @register

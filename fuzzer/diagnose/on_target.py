@@ -87,6 +87,9 @@ class OrderBeforeNms(Intervention):
     changed = "NMS takes its boxes in a fixed order, on both sides"
     confirms = ("order/nms",)
 
+    def applies(self, finding: Finding) -> bool:
+        return finding.has_boxes()
+
     def variants(self, finding: Finding) -> Iterable[Variant]:
         yield Variant(change=Change(adaptation=Adaptation(order="nms"), both=True), words="score, then box")
         yield Variant(change=Change(adaptation=Adaptation(order="nms-quantised"), both=True), words="scores quantised")

@@ -53,16 +53,18 @@ FIRST: dict[str, tuple[str, ...]] = {
     ),
     "order/unknown": ("ties", "stable-order", "unique-indices"),
     "numeric/approximation": ("example", "alone", "reference-generator"),
-    "numeric/reduced-precision": ("unique-indices", "reference-generator"),
+    "numeric/reduced-precision": ("example", "alone", "unique-indices", "reference-generator"),
+    "numeric/nonfinite": ("example", "alone"),
+    "numeric/overflow": ("example", "alone"),
+    "order/tie": ("order-before-nms",),
     "numeric/rounding": ("unique-indices",),
-    "order/near-tie": ("unique-indices",),
+    "order/near-tie": ("unique-indices", "order-before-nms", "exact-operator"),
 }
 #: Tried after OWN has failed.
 THEN: dict[str, tuple[str, ...]] = {
     "order/tie": ("operator",),
     "numeric/unknown": ("operator",),
-    "numeric/nonfinite": ("scale-down", "example", "alone"),
-    "numeric/overflow": ("example", "alone"),
+    "numeric/nonfinite": ("scale-down",),
 }
 #: Interventions that say nothing of an input that has the shape that the target was prepared with, beside a structure.
 _RESHAPED = ("example",)

@@ -1,0 +1,218 @@
+"""Interventions: a cause is proven by a rerun with one thing changed. The faults are planted here, in process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fuzzer.backends.adapted import Adaptation
+from fuzzer.backends.session import Answer
+from fuzzer.diagnose import amend, suspected
+from fuzzer.diagnose.engine import Diagnosed, diagnose
+from fuzzer.diagnose.finding import Finding, Seen
+from fuzzer.diagnose.interventions import Intervention, Variant, register, registered
+from fuzzer.diagnose.label import TAXONOMY
+from fuzzer.diagnose.plan import FIRST, OWN, THEN
+from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change
+from fuzzer.diagnose.stage import rungs
+from fuzzer.errors import SpecError
+from fuzzer.verify.compare import compare
+from fuzzer.verify.examine import Examined
+from fuzzer.verify.verdict import Blame, Outcome, Verdict
+
+torch.set_num_threads(1)
+INF, NAN = float("inf"), float("nan")
+Side = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Sides:
+    """Reruns of two functions; every difference is the target's. Remembers what was asked."""
+
+    def __init__(self, reference: Side, target: Side, refuses: Callable[[Change], str] = lambda change: "") -> None:
+        self._sides = reference, target
+        self._refuses = refuses
+        self.asked: list[Change] = []
+        self.evidence: Mapping[str, Any] = {}
+
+    def __call__(self, sample: Mapping[str, Tensor], change: Change = NOTHING) -> Examined:
+        self.asked.append(change)
+        if self._refuses(change):
+            raise CannotRerun(self._refuses(change))
+        left, right = ({"$": side(sample)} for side in self._sides)
+        found = compare(left, right)
+        for difference in found.differences:
+            difference.blame = Blame.TARGET
+        outcome = Outcome.MISMATCH if found.differences else Outcome.PASS
+        return Examined(Verdict(outcome, differences=found.differences), Answer(left), Answer(right))
+
+    def seconds(self, sample: Mapping[str, Tensor], change: Change, times: int) -> float | None:
+        return 0.001 * times
+
+
+def diagnosed(
+    label: str, x: Tensor, reference: Callable[[Tensor], Tensor], target: Callable[[Tensor], Tensor], **more: Any
+) -> Diagnosed:
+    sides = Sides(lambda sample: reference(sample["x"]), lambda sample: target(sample["x"]), **more)
+    sample = {"x": x}
+    finding = Finding(sample, sides(sample), suspected(label), "eager:cpu", {"x": torch.ones_like(x)})
+    return diagnose(finding, sides, clock=lambda: 0.0, budget_s=10.0)
+
+
+def test_a_tie_is_proven_by_breaking_it() -> None:
+    found = diagnosed(
+        "order/tie",
+        torch.tensor([3.0, 1.0, 3.0, 2.0]),
+        lambda x: torch.tensor(x.tolist().index(max(x))),
+        lambda x: torch.tensor(len(x) - 1 - x.tolist()[::-1].index(max(x))),
+    )
+    assert str(found.label) == "order/tie"
+    assert [trial.name for trial in found.trials] == ["ties"]
+    assert "gone" in found.evidence[0]
+
+
+def test_a_fault_that_any_change_hides_is_not_called_a_tie() -> None:
+    """The placebo: values that are only nudged, with ties that stay ties, hide this one too."""
+    x = torch.tensor([3.0, 1.0, 3.0, 2.0])
+    found = diagnosed("order/tie", x, lambda y: y.argmax(), lambda y: y.argmax() + int(torch.equal(y, x)))
+    assert str(found.label) == "order/tie?"
+    assert "keeps the cause" in found.trials[0].detail
+
+
+@pytest.mark.parametrize(
+    ("label", "x", "reference", "target"),
+    [
+        ("numeric/nonfinite", [1.0, NAN], lambda x: x.max(), lambda x: x.nan_to_num(-9.0).max()),
+        ("numeric/signed-zero", [1.0, -0.0], lambda x: 1 / (x + 0.0), lambda x: 1 / x),
+        ("numeric/overflow", [2.0**17, 1.0], lambda x: x, lambda x: x.half().float()),
+        ("numeric/integer", [1e20, 5.0], lambda x: (x == 5).long(), lambda x: (x == 5).long() + (x > 1e19).long()),
+    ],
+)
+def test_a_cause_in_the_input_is_proven_by_taking_it_away(
+    label: str, x: list[float], reference: Callable[[Tensor], Tensor], target: Callable[[Tensor], Tensor]
+) -> None:
+    assert str(diagnosed(label, torch.tensor(x), reference, target).label) == label
+
+
+def test_a_wrong_value_that_only_repeated_indices_show_is_named_after_them() -> None:
+    index = torch.tensor([1, 1, 0])
+    add = lambda i: torch.zeros(8).index_add(0, i, torch.ones(len(i)))  # noqa: E731
+    found = diagnosed("numeric/wrong-value", index, add, lambda i: add(i.unique()))
+    assert str(found.label) == "order/duplicate-index"
+
+
+def test_an_answer_that_depends_on_its_batch_is_proven_by_copies_of_the_sample() -> None:
+    x = torch.tensor([[1.0, 2.0], [5.0, 9.0]])
+    found = diagnosed("numeric/wrong-value", x, lambda y: y / y.amax(1, keepdim=True), lambda y: y / y.max())
+    assert str(found.label) == "state/batch"
+
+
+def test_what_cannot_be_run_proves_nothing_and_says_why() -> None:
+    x = torch.tensor([1.0, 2.0])
+    refuses = lambda change: "no such graph" if change != NOTHING else ""  # noqa: E731
+    found = diagnosed("numeric/wrong-value", x, lambda y: y, lambda y: y + 1, refuses=refuses)
+    assert str(found.label) == "numeric/wrong-value?"
+    assert "no such graph" in found.evidence[-1]
+
+
+def test_without_time_nothing_is_tried_and_the_label_stays_suspected() -> None:
+    sides = Sides(lambda s: s["x"], lambda s: s["x"] + 1)
+    sample = {"x": torch.ones(2)}
+    finding = Finding(sample, sides(sample), suspected("numeric/wrong-value"), "eager:cpu", sample)
+    found = diagnose(finding, sides, clock=iter(range(0, 1000, 100)).__next__, budget_s=50.0)
+    assert str(found.label) == "numeric/wrong-value?"
+    assert found.unfinished
+    assert not found.trials
+
+
+def test_every_label_with_an_intervention_has_one_that_is_registered() -> None:
+    known = registered()
+    never = {"execution/unsupported", "execution/crash", "structure/arity"}  # no finding, or proven by being seen again
+    for label in set(TAXONOMY) - never:
+        assert OWN[label], label
+    for names in (*OWN.values(), *FIRST.values(), *THEN.values()):
+        assert set(names) <= set(known)
+
+
+def test_an_intervention_of_ones_own_is_tried_for_the_label_it_confirms() -> None:
+    class Doubled(Intervention):
+        name = "test-doubled"
+        changed = "inputs doubled"
+        confirms = ("numeric/rounding",)
+
+        def variants(self, finding: Finding) -> list[Variant]:
+            return [Variant({name: t * 2 for name, t in finding.sample.items()})]
+
+    known = {"test-doubled": Doubled()}
+    sides = Sides(lambda s: s["x"], lambda s: s["x"] + (s["x"] < 2))
+    sample = {"x": torch.ones(2)}
+    finding = Finding(sample, sides(sample), suspected("numeric/rounding"), "eager:cpu", sample)
+    found = diagnose(finding, sides, clock=lambda: 0.0, budget_s=10.0, known=known)
+    assert str(found.label) == "numeric/rounding"
+    assert found.trials[0].seen is Seen.GONE
+
+
+def test_an_intervention_that_confirms_no_label_is_refused() -> None:
+    class Wrong(Intervention):
+        name = "test-wrong"
+        changed = "something"
+        confirms = ("order/ties",)
+
+        def variants(self, finding: Finding) -> list[Variant]:
+            return []
+
+    with pytest.raises(SpecError, match="did you mean 'order/tie'"):
+        register(Wrong)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, -2.0, 0.5, INF, NAN]), min_size=1, max_size=12))
+def test_broken_ties_hold_no_finite_value_twice_and_keep_what_was_alone(values: list[float]) -> None:
+    found = amend.broken_ties(torch.tensor(values)).tolist()
+    finite = [value for value in found if abs(value) < INF]
+    assert len(set(finite)) == len(finite)
+    assert all(values.count(v) > 1 or v == f or v != v for v, f in zip(values, found, strict=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_distinct_indices_keep_first_occurrences(values: list[int]) -> None:
+    found = amend.distinct(torch.tensor(values), 11)
+    assert found is not None
+    assert len(set(found.tolist())) == len(values)
+    firsts = [i for i, value in enumerate(values) if value not in values[:i]]
+    assert all(int(found[i]) == values[i] for i in firsts)
+    assert amend.distinct(torch.tensor([0, 0, 0]), 1) is None
+
+
+def test_the_ladder_of_a_target_ends_with_the_target_itself() -> None:
+    assert [rung.stage for rung in rungs("inductor:cpu?dynamic=true")] == [
+        "dynamo",
+        "autograd",
+        "decompositions",
+        "inductor",
+    ]
+    assert rungs("inductor:cpu?dynamic=true")[2].backend == "aot_eager:cpu?decomp=true&dynamic=true"
+    opts = [rung.backend.partition("opt=")[2] for rung in rungs("onnxruntime:cpu?opt=extended")]
+    assert opts == ["none", "basic", "extended"]
+    assert rungs("eager:cuda") == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        Adaptation,
+        order=st.sampled_from(["", "stable", "nms"]),
+        float32=st.booleans(),
+        eager=st.none() | st.tuples(st.integers(0, 5)),
+        prefix=st.none() | st.integers(0, 9),
+        inductor=st.dictionaries(st.sampled_from(["fallback_random"]), st.booleans()),
+    )
+)
+def test_an_adaptation_reads_back_from_its_json(adaptation: Adaptation) -> None:
+    assert Adaptation.from_json(adaptation.to_json()) == adaptation
