@@ -196,7 +196,7 @@ def test_a_campaign_on_a_terminal_is_redrawn_in_place_and_its_summary_comes_belo
     assert status in (0, 1), said
     assert said.count("\x1b[2K") > 10, "it was drawn more than once"
     screen_lines = terminal(said)
-    for start in ("xbfuzz  ", "executions", "corpus", "findings", "workers"):
+    for start in ("time  ", "executions", "corpus", "findings", "workers"):
         assert sum(text.startswith(start) for text in screen_lines) == 1, (start, screen_lines)
     (row,) = (text for text in screen_lines if "eager:cpu?threads=2" in text)
     assert int(row.split()[2]) > 0

@@ -185,7 +185,7 @@ def _goal(seen: Snapshot, budget_s: float | None, max_execs: int | None) -> str:
         done = seen.executions / max(max_execs or 1, 1)
         text = f"{clock_text(seen.elapsed_s)}, {seen.executions:,} of {max_execs or 0:,} executions"
     full = round(min(max(done, 0.0), 1.0) * _BAR)
-    text = f"xbfuzz  {text}  [{'=' * full}{' ' * (_BAR - full)}]"
+    text = f"time       {text}  [{'=' * full}{' ' * (_BAR - full)}]"
     if seen.interrupted:
         return f"{text}  interrupted, saving"
     return f"{text}  confirming what was found" if done >= 1 and seen.confirming else text

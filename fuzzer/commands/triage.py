@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzer.commands.options import CRASHES, JSON, crash_folders, echo_json, load
+from fuzzer.errors import XbfuzzError
 
 if TYPE_CHECKING:
     from fuzzer.crashes.crash import Crash
@@ -49,7 +50,7 @@ def show(crash_id: str, crashes: Path, known: Path | None, as_json: bool) -> Non
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report that is one HTML file.")
 @click.option(
     "--runs",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False),
     help="Runs whose statistics the report shows. [default: runs/ beside the crash folder]",
 )
 @click.pass_context
@@ -75,6 +76,8 @@ def triage(
     found = [load_crash(path) for path in crash_folders([crashes])]
     issues = _known(known, crashes)
     if html is not None:
+        if runs is not None and not runs.is_dir():
+            raise XbfuzzError(f"{runs}: there is no such folder")
         _write_report(html, found, issues, runs or crashes.resolve().parent / "runs")
     if as_json:
         echo_json({"crashes": [to_json(crash, issues.match(crash)) for crash in found], **_groups_json(found, by)})
