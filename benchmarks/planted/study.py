@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.planted import backend
 from benchmarks.planted.fault import Mechanism
 from benchmarks.planted.faults import CONTROLS, FAULTS
 from benchmarks.planted.rate import Rate, measure
 from benchmarks.planted.trial import Trial, fault_named, run_trial
+from fuzzer.plugins import PLUGINS
 
 ARMS = ("full", "blind", "uniform", "seeds")
 
@@ -128,6 +130,11 @@ def run(
 
 
 def _ended(scale: Scale, todo: list[Job], jobs: int, ends: float) -> Iterator[dict[str, Any]]:
+    """What jobs brought, as they end; with one process it is this one."""
+    if jobs == 1:
+        _begin()
+        yield from (work(scale, job) for job in todo if time.monotonic() < ends)
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
         waiting: dict[Future[dict[str, Any]], Job] = {}
@@ -144,6 +151,7 @@ def _ended(scale: Scale, todo: list[Job], jobs: int, ends: float) -> Iterator[di
 
 def _begin() -> None:
     torch.set_num_threads(1)
+    os.environ[PLUGINS] = backend.__name__  # workers must know the planted backends too
 
 
 def work(scale: Scale, job: Job) -> dict[str, Any]:
