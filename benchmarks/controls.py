@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,75 +24,22 @@ import click
 import torch
 
 from benchmarks import ill_conditioned
-from benchmarks.given import Given, judge_table
-from benchmarks.harmless import CONTROLS, call
-from benchmarks.known_cases import ALL, CASES
-from benchmarks.local import Computed, Local
-from benchmarks.mutants import LARGE, Caught, Large, Synthetic, hunt
-from benchmarks.silence import Tally, forward_seconds, run_window
+from benchmarks.given import Given
+from benchmarks.harmless import call
+from benchmarks.known_cases import ALL
+from benchmarks.local import Local
+from benchmarks.mutants import Caught
+from benchmarks.silence import Tally
+from benchmarks.tasks import ROOT, Found, planned, run_tasks
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Answer
-from fuzzer.campaign.plan import PLAIN_INPUTS
-from fuzzer.files import write_atomically
 from fuzzer.inputs import base_sample
-from fuzzer.models import Model, build_model
+from fuzzer.models import build_model
 from fuzzer.place import cache_folder
 from fuzzer.seeds import Seed
-from fuzzer.seeds.load import load_seeds, seed_from_json, seed_to_json
+from fuzzer.seeds.load import load_seeds
 from fuzzer.verify.examine import Bench, examine
 from fuzzer.verify.screen import FloorScreen
-
-ROOT = Path(__file__).resolve().parent.parent
-#: A reference slower than this makes a seed heavy: a few hundred executions are enough for it.
-HEAVY_S = 0.005
-#: Inputs in one task: of a light seed, of a heavy one.
-LIGHT_INPUTS, HEAVY_INPUTS = 150, 3
-#: Cases of the table in one task.
-CASES_A_TASK = 8
-
-
-@dataclass(frozen=True)
-class Task:
-    """One piece of work. `key` names it in the state file; `seed` is a seed with the folder its paths start from."""
-
-    key: str
-    seed: tuple[dict[str, Any], str] | None = None
-    inputs: int = 0
-    rng_seed: int = 0
-    first: int = 0
-    draws: int = 0
-    target: str = ""
-    cases: tuple[int, int] = (0, 0)
-
-    @property
-    def kind(self) -> str:
-        return self.key.split("/", 1)[0]
-
-
-@dataclass
-class Found:
-    """What the tasks found, by key; `machine` and `versions` are those of the last run."""
-
-    tasks: dict[str, Any] = field(default_factory=dict)
-    machine: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @classmethod
-    def read(cls, path: Path) -> Found:
-        return cls(**json.loads(path.read_text()))
-
-    def write(self, path: Path) -> None:
-        write_atomically(path, json.dumps(vars(self)).encode())
-
-    def merge(self, other: Found) -> None:
-        """Take the tasks of `other`; of one that both have, the one with more executions."""
-        for key, result in other.tasks.items():
-            mine = self.tasks.get(key)
-            if mine is None or result.get("executions", 0) > mine.get("executions", 0):
-                self.tasks[key] = result
-        self.machine, self.versions = self.machine or other.machine, self.versions or other.versions
-        self.seconds += other.seconds
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -108,113 +52,6 @@ def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     scale = 1 + z * z / trials
     low, high = (middle - half) / scale, (middle + half) / scale
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # the share itself, past what rounding did
-
-
-def synthetic_models() -> list[Model]:
-    """The two modules of `mutants`, with the seed that asks for signed zeros."""
-    base = {"model": {"source": "builder", "builder": "benchmarks.mutants:Synthetic", "path": "."}}
-    small = Seed.model_validate(
-        base
-        | {
-            "name": "synthetic",
-            "signed_zero": True,
-            "inputs": {"x": {"kind": "floats", "shape": [4, 64], "range": [-2, 2]}},
-        }
-    )
-    large = Seed.model_validate(base | {"name": "large", "inputs": {"x": {"kind": "floats", "shape": [LARGE]}}})
-    return [Model(small.at(ROOT), Synthetic().eval()), Model(large.at(ROOT), Large().eval())]
-
-
-def planned(
-    examples: Sequence[Seed],
-    ill: Sequence[Seed],
-    executions: int,
-    heavy: int,
-    *,
-    rng_seed: int,
-    draws: int,
-    targets: Iterable[str],
-    cache: Path,
-) -> list[Task]:
-    """The tasks, those that take longest first. Light seeds share `executions`, each heavy one has `heavy`.
-
-    Mutants are planted in the outputs of `examples` alone.
-    """
-    seeds = [*examples, *ill]
-    texts = {seed.name: (seed_to_json(seed), str(seed.base)) for seed in seeds}
-    slow = {seed.name for seed in seeds if _seconds(seed, cache) > HEAVY_S}
-    light = [seed.name for seed in seeds if seed.name not in slow]
-    share = math.ceil(executions / max(len(light), 1))
-    tasks = []
-    for name in [*sorted(slow), *light]:
-        size, inputs = (HEAVY_INPUTS, heavy) if name in slow else (LIGHT_INPUTS, share)
-        for k in range(math.ceil(inputs / (size * len(CONTROLS)))):
-            # windows of one stream for a heavy seed, of which few inputs are run; a stream of its own each for others
-            first, stream = (PLAIN_INPUTS + (k - 1) * size, rng_seed) if name in slow and k else (0, rng_seed + k)
-            tasks.append(Task(f"controls/{name}/{rng_seed}/{k}", texts[name], size, stream, first))
-    if draws:
-        tasks += [Task(f"mutants/{seed.name}", texts[seed.name], draws=draws) for seed in examples]
-        tasks += [Task("mutants/synthetic", draws=draws), Task("mutants/large", draws=1)]
-    for target in targets:
-        for low in range(0, len(CASES), CASES_A_TASK):
-            tasks.append(Task(f"given/{target}/{low}", target=target, cases=(low, low + CASES_A_TASK)))
-    return tasks
-
-
-def _seconds(seed: Seed, cache: Path) -> float:
-    model = build_model(seed, cache)
-    return forward_seconds(Computed("", lambda sample: call(model, sample)), base_sample(seed, 0), time.perf_counter)
-
-
-def run_task(task: Task, cache: Path, ends_at: float) -> dict[str, Any] | None:
-    """The task's result as JSON; None where the time is over before it starts. `ends_at`: of `time.monotonic`."""
-    torch.set_num_threads(1)
-    if time.monotonic() >= ends_at:
-        return None
-    seed = None if task.seed is None else seed_from_json(task.seed[0], Path(task.seed[1]))
-    if task.kind == "controls":
-        assert seed is not None
-        tally = run_window(
-            seed,
-            task.inputs,
-            rng_seed=task.rng_seed,
-            first=task.first,
-            cache=cache,
-            over=lambda: time.monotonic() >= ends_at,
-        )
-        return tally.to_json()
-    if task.kind == "mutants":
-        caught = Caught()
-        small, large = synthetic_models()
-        model = build_model(seed, cache) if seed is not None else large if task.key == "mutants/large" else small
-        hunt(model, task.draws, caught, ("one element moved", "two elements swapped") if model is large else None)
-        return vars(caught)
-    return judge_table([task.target], CASES[slice(*task.cases)]).to_json()
-
-
-def run_tasks(
-    tasks: Sequence[Task], found: Found, state: Path | None, *, cache: Path, jobs: int, ends_at: float
-) -> None:
-    """Run what `found` lacks, `jobs` at a time, and keep each result in `found` and in the file `state`."""
-    left = [task for task in tasks if not _whole(found.tasks.get(task.key), task)]
-    started = time.monotonic()
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(run_task, task, cache, ends_at): task for task in left}
-        for count, future in enumerate(as_completed(futures), 1):
-            result = future.result()
-            if result is None:
-                continue
-            found.merge(Found({futures[future].key: result}))
-            if state is not None:
-                found.write(state)
-            for loud in result.get("false_reports", []) or result.get("missed", []) or result.get("wrong", []):
-                print(loud, file=sys.stderr, flush=True)
-            if count % 20 == 0:
-                print(f"{count} of {len(left)} tasks, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-
-
-def _whole(result: Mapping[str, Any] | None, task: Task) -> bool:
-    return result is not None and (task.kind != "controls" or result["inputs"] >= task.inputs)
 
 
 def screen_overhead(seed: Seed, cache: Path, repeats: int = 20) -> dict[str, float]:
@@ -247,13 +84,15 @@ def _median(function: Any, repeats: int) -> float:
 
 
 def tier2(model: str, targets: tuple[str, ...]) -> dict[str, Any]:
-    """Seconds of the first observation of `model` on each of `targets`, in sessions that are prepared."""
+    """Seconds of tier 2 on `model`, by target: the `first` time, and in fresh processes once `compiled`."""
     from benchmarks.activations import measure
-    from fuzzer.backends.session import Where
 
-    with tempfile.TemporaryDirectory() as folder:
-        rows = [measure(model, target, Where(Path(folder))) for target in targets]
-    return {row["target"]: row.get("tier2_s", row.get("error")) for row in rows}
+    found = {}
+    for target in targets:
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure(model, target, Path(folder))
+        found[target] = row.get("error") or {"first": row["first_s"], "compiled": row["tier2_s"]}
+    return found
 
 
 def run_timings(
@@ -306,6 +145,7 @@ def report(found: Found) -> dict[str, Any]:
         "screen_overhead": timings["overhead"],
         "tier2_s": timings["tier2"],
         "by_seed": [_summary(tally) for tally in tallies.values()],
+        "died": found.died,
         "machine": found.machine,
         "versions": found.versions,
         "seconds": round(found.seconds, 1),
@@ -399,6 +239,7 @@ def main(
         cache = cache_folder()
         seeds = load_seeds(list(paths) or [ROOT / "seeds"])
         ends_at = started + budget_s
+        found.died = []
         found.machine, found.versions = f"{jobs} of {machine()}", versions()
         if timings:
             run_timings(seeds, tier2_targets, found, state, cache, ends_at)

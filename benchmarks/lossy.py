@@ -29,7 +29,8 @@ CLOSE_ULP = 4.0
 
 @dataclass(frozen=True)
 class Loss:
-    """What one operator lost. `floors`: its largest error in its own noise floors; infinite for NaN and infinities."""
+    """What one operator lost. `floors`: its largest error in its own noise floors; infinite for NaN and infinities, 0
+    for a decision."""
 
     operator: str
     what: str
@@ -57,7 +58,7 @@ class Lossy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         exact = func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
         name = func.overloadpacket.__name__
         for at, (kernel, wide) in enumerate(zip(_tensors(found), _tensors(exact), strict=True)):
-            loss = _loss(name, kernel, wide, lambda at=at: _moved(func, args, kwargs, at))  # type: ignore[misc]
+            loss = _loss(name, kernel, wide, floats, lambda at=at: _moved(func, args, kwargs, at))  # type: ignore[misc]
             if loss is not None:
                 self.losses.append(loss)
         return found
@@ -78,7 +79,12 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int)
     return found
 
 
-def _loss(name: str, kernel: Tensor, wide: Tensor, draws: Callable[[], list[Tensor]]) -> Loss | None:
+def _loss(
+    name: str, kernel: Tensor, wide: Tensor, operands: list[Tensor], draws: Callable[[], list[Tensor]]
+) -> Loss | None:
+    if not kernel.is_floating_point():
+        same = kernel.shape == wide.shape and bool((kernel == wide).all())
+        return None if same else Loss(name, "decides otherwise than in float64", 0.0)
     if kernel.dtype != torch.float32 or kernel.shape != wide.shape or kernel.numel() == 0:
         return None
     exact = wide.double()
@@ -95,11 +101,22 @@ def _loss(name: str, kernel: Tensor, wide: Tensor, draws: Callable[[], list[Tens
         return None
     floor = torch.stack([(draw - found).abs().nan_to_num(0.0, 0.0, 0.0) for draw in draws()]).amax(0)
     worst = float((error / (floor.clamp(min=float(floor.median())) + step)).max())
-    return Loss(name, "rounds to more than its noise", worst) if worst > THRESHOLD else None
+    if worst <= THRESHOLD:
+        return None
+    return Loss(
+        name, "overflows on the way and gives a number" if _squares_overflow(operands) else "rounds more", worst
+    )
+
+
+def _squares_overflow(operands: list[Tensor]) -> bool:
+    """Whether the sum of an operand's squares is beyond float32."""
+    squares = [float(x.double().square().nan_to_num(0.0, 0.0, 0.0).sum()) for x in operands if x.numel()]
+    return max(squares, default=0.0) > torch.finfo(torch.float32).max
 
 
 def lost_by(run: Callable[[Mapping[str, Tensor]], Any], sample: Mapping[str, Tensor]) -> Loss | None:
-    """The operator of a run that lost most: the first that gives other NaN or infinities, else the largest loss."""
+    """The operator of a run that lost most: the first that gives other NaN or infinities, else the largest loss of
+    values, else the first decision."""
     seen = Lossy()
     with seen:
         run(sample)

@@ -15,19 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import ill_conditioned, known
-from benchmarks.controls import ROOT, Found, planned, report, run_task, run_tasks, synthetic_models, wilson
+from benchmarks.controls import report, wilson
 from benchmarks.given import judge_table
 from benchmarks.harmless import CONTROLS, Reversed, call
 from benchmarks.known_cases import ORT, by_name
 from benchmarks.lossy import lost_by
 from benchmarks.mutants import Caught, hunt
 from benchmarks.silence import Silence, Tally, run_window
+from benchmarks.tasks import ROOT, Found, Task, planned, run_task, run_tasks, synthetic_models
 from fuzzer.campaign.plan import PLAIN_INPUTS
 from fuzzer.inputs import base_sample
 from fuzzer.models import build_model
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
-from fuzzer.seeds.load import load_seed
+from fuzzer.seeds.load import load_seed, seed_to_json
 from fuzzer.trees import flatten
 from fuzzer.verify.verdict import Difference, Kind, Outcome, Verdict
 
@@ -81,6 +82,22 @@ def test_tasks_that_are_kept_are_not_run_again_and_files_merge(cache: Path, tmp_
     assert report(other)["executions"] == 4 * len(CONTROLS) + 1000
     other.merge(kept)  # the same tasks count once
     assert report(other)["executions"] == 4 * len(CONTROLS) + 1000
+
+
+def test_a_task_that_dies_is_named_and_the_others_go_on(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os\n\ndef build():\n    os.abort()\n")
+    deadly = {"source": "builder", "builder": "deadly:build", "path": "."}
+    inputs = {"x": {"kind": "floats", "shape": [2]}}
+    seed = Seed.model_validate({"name": "deadly", "model": deadly, "inputs": inputs})
+    plan = planned([transformer()], [], 7, 0, rng_seed=0, draws=0, targets=[], cache=cache)
+    tasks = [
+        Task("mutants/deadly", (seed_to_json(seed), str(tmp_path)), draws=1),
+        *(replace(t, inputs=1) for t in plan),
+    ]
+    found = Found()
+    run_tasks(tasks, found, None, cache=cache, jobs=1, ends_at=time.monotonic() + 300)
+    assert found.died == ["mutants/deadly: its process died"]
+    assert report(found)["executions"] == len(CONTROLS)
 
 
 def test_nothing_starts_once_the_time_is_over(cache: Path) -> None:
