@@ -28,6 +28,8 @@ from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
 
+#: Inputs that are made from what was known before the first of them: the next is made while this one runs.
+BLOCK = 8
 #: Base inputs on which the reference must not answer the same.
 VETTING_INPUTS = 4
 #: Deaths of one target after which it is no longer run.
@@ -112,9 +114,11 @@ class Lane:
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
-        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide)
+        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide, block=BLOCK)
         self.harness_errors: list[str] = []
+        self._ahead: tuple[int, dict[str, Tensor]] | None = None
         self.reference_deaths = 0
+        self.recorded = 0  # inputs that have run on the reference
         self._rng_seed = rng_seed
         self._chain = hashlib.sha256(self.name.encode())
 
@@ -166,7 +170,14 @@ class Lane:
         return self.stream.recipe(index)
 
     def sample(self, index: int) -> dict[str, Tensor]:
-        return apply_recipe(self.seed, self.recipe(index))
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == index else apply_recipe(self.seed, self.recipe(index))
+
+    def prepare_ahead(self, index: int) -> None:
+        """Make a sample before its turn, while the workers are busy, where what they answer cannot change it."""
+        over = self.limit is not None and index >= self.limit
+        if not over and (index < len(self.recipes) or self.stream.settled(index)):
+            self._ahead = index, apply_recipe(self.seed, self.recipe(index))
 
     def _guide(self, recipe: Recipe, key: int) -> Step | None:
         return session_guide(self.reference, self.seed)(recipe, key)
@@ -180,6 +191,7 @@ class Lane:
 
     def record(self, index: int, content: str) -> None:
         """Add an input that is generated for the first time, with the hash of its content, to the digest."""
+        self.recorded += 1
         self._chain.update(f"{index}:{self.recipes[index].id}:{content};".encode())
 
     def learn(self, index: int, answer: Answer) -> Learnt:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuzzer.backends.session import Answer, Session, State, Where
@@ -95,6 +96,8 @@ class Campaign:
 
     def run(self) -> Summary:
         """Fuzz until the budget is spent. Raises XbfuzzError where nothing can be written."""
+        # Inputs are small: a second thread costs more than it gives, on a busy machine many times as much.
+        torch.set_num_threads(1)
         with Journal(self.options.out, stamp(), resume=self.options.resume) as journal:
             self._journal = journal
             if self.options.resume:
@@ -210,14 +213,17 @@ class Campaign:
         # Those who are late catch up on every other turn, so that they do not keep the others waiting.
         index = behind[0].cursor if self._turn % 2 else behind[-1].cursor
         targets = [target for target in behind if target.cursor == index]
-        fresh = index == len(lane.recipes)
+        fresh = index == lane.recorded
         sample = lane.sample(index)
+        if lane.reference.state is not State.READY:  # it died of the question where a decision turns
+            return
         check = self.executions % CHECK_ONE_IN == 0
         rng_seed = lane.rng_seed(index)
         lane.reference.begin(sample, rng_seed=rng_seed, check=check, inside=lane.stream.watched(index))
         for target in targets:
             assert target.session is not None
             target.session.begin(sample, rng_seed=rng_seed, check=check)
+        lane.prepare_ahead(index + 1)
         reference = lane.reference.finish()
         answers = [target.session.finish() for target in targets if target.session is not None]
         if fresh:

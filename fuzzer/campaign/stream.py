@@ -122,6 +122,11 @@ class Stream:
             self._tried.append(tried)
         return self.recipes[index]
 
+    def settled(self, index: int) -> bool:
+        """Whether the next recipe can be made before the answer to the one before, and without asking the guide."""
+        guided = self._guide is not None and index % GUIDED_ONE_IN == GUIDED_ONE_IN - 1
+        return index % self._block != 0 and not guided
+
     def watched(self, index: int) -> bool:
         """Whether the reference should tell of its inside on the `index`-th input."""
         return self.search.learns and index % WATCHED_ONE_IN == 0

@@ -68,6 +68,9 @@ def edited(tensor: Tensor, where: Where, change: Callable[[Tensor], Tensor]) -> 
     out = copy_of(tensor)
     reals = torch.view_as_real(out) if out.is_complex() else out
     flat = reals.reshape(-1)
+    if where.place == "all" and flat.numel():  # no need to gather and scatter what is everything
+        flat.copy_(change(flat.clone()))
+        return out
     at = positions(where, reals.shape)
     if at.numel():
         flat[at] = change(flat[at])
