@@ -1,0 +1,109 @@
+"""Every model of the study gives verdicts that say something: none vacuous.
+
+`python -m benchmarks.study --executions 50 --json` runs a campaign of so many executions on each model, with calibrated
+weights, and prints what became of it. The file of `--out` is written after each model; models that it has already, with
+as many executions, are not run again. `--write DIR` writes the seeds and runs nothing. The nineteenth model, YOLOv5n,
+is a repository's: it runs where `--yolov5 CHECKOUT` says where that is.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from benchmarks.study_models import MODELS, yolov5n
+from fuzzer.campaign import Campaign, Options
+from fuzzer.files import write_atomically
+from fuzzer.place import cache_folder, surroundings
+from fuzzer.seeds import Seed, seed_text
+
+
+def run_model(seed: Seed, executions: int, budget_s: float | None) -> dict[str, Any]:
+    """What a campaign of `executions` says of one model; `ok`: all ran, something was compared, nothing was vacuous."""
+    started = time.monotonic()
+    place = cache_folder()
+    with tempfile.TemporaryDirectory() as folder:
+        # Findings are confirmed, but neither reduced nor explained: this is about verdicts.
+        options = Options(Path(folder), budget_s, executions, cache=place, reduce_s=0.0, diagnose_s=0.0)
+        summary = Campaign([seed], options, surroundings(place)).run()
+    vetting = summary.seeds[0]
+    vacuous = summary.outcomes.get("vacuous", 0) + len(summary.vacuous)
+    return {
+        "executions": summary.executions,
+        "outcomes": summary.outcomes,
+        "vacuous": vacuous,
+        "not_fuzzed": vetting["reason"],
+        "uninformative": vetting["uninformative"],
+        "targets": {t["backend"]: {"status": t["status"], "reason": t["reason"]} for t in summary.targets},
+        "findings": dict(Counter(finding["label"] for finding in summary.findings)),
+        "seconds": round(time.monotonic() - started, 1),
+        "ok": summary.executions >= executions and vacuous == 0 and summary.compared > 0,
+    }
+
+
+def report(done: dict[str, Any], executions: int) -> dict[str, Any]:
+    """The whole result: models by name, and what they come to."""
+    return {
+        "executions": executions,
+        "machine": {"processor": platform.machine(), "torch": torch.__version__, "python": platform.python_version()},
+        "models": done,
+        "ok": sum(model["ok"] for model in done.values()),
+        "vacuous": sum(model["vacuous"] for model in done.values()),
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--executions", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--model", "only", multiple=True, help="Only these; repeatable.")
+@click.option("--backend", "targets", multiple=True, help="Compare these instead of each model's own; repeatable.")
+@click.option("--budget", type=float, help="Seconds for each model. [default: none]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Keep results here, model by model.")
+@click.option("--yolov5", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A checkout of YOLOv5.")
+@click.option("--write", type=click.Path(path_type=Path, file_okay=False), help="Write the seeds into this folder.")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    executions: int,
+    only: tuple[str, ...],
+    targets: tuple[str, ...],
+    budget: float | None,
+    out: Path | None,
+    yolov5: Path | None,
+    write: Path | None,
+    as_json: bool,
+) -> None:
+    seeds = [model.seed(targets) for model in MODELS] + ([] if yolov5 is None else [yolov5n(yolov5, targets)])
+    unknown = set(only) - {seed.name for seed in seeds}
+    if unknown:
+        raise click.UsageError(f"no model is called {', '.join(sorted(unknown))}")
+    seeds = [seed for seed in seeds if not only or seed.name in only]
+    if write is not None:
+        write.mkdir(parents=True, exist_ok=True)
+        for seed in seeds:
+            write_atomically(write / f"{seed.name}.yaml", seed_text(seed).encode())
+        click.echo(f"{len(seeds)} seeds in {write}")
+        return
+    done: dict[str, Any] = json.loads(out.read_text())["models"] if out is not None and out.exists() else {}
+    for seed in seeds:
+        if done.get(seed.name, {}).get("executions", 0) >= executions:
+            continue
+        done[seed.name] = run_model(seed, executions, budget)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(out, json.dumps(report(done, executions), indent=1).encode())
+        click.echo(f"{seed.name:<32} {json.dumps(done[seed.name])[:150]}", err=True)
+    if as_json:
+        click.echo(json.dumps(report(done, executions), indent=1))
+    raise SystemExit(0 if all(done[seed.name]["ok"] for seed in seeds) else 1)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,102 @@
+"""The models of the study (arXiv 2509.06977, its heat map) as seeds, with calibrated weights and small inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzzer.seeds import Seed
+
+#: What each kind of model is compared on by default: what takes it in reasonable time on a CPU.
+TARGETS = {
+    "classification": ("onnxruntime:cpu",),
+    "segmentation": ("onnxruntime:cpu",),
+    "detection": ("aot_eager:cpu",),
+}
+_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_OUTPUTS = {
+    "classification": {"logits": "$"},
+    "segmentation": {"logits": ".out"},
+    "detection": {"boxes": "[0].boxes", "scores": "[0].scores", "labels": "[0].labels"},
+}
+
+
+@dataclass(frozen=True)
+class StudyModel:
+    """A model by torchvision's name, at so many pixels a side; `args` of its constructor."""
+
+    name: str
+    pixels: int = 64
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        family = self.name.rpartition(".")[0]
+        return family or "classification"
+
+    def seed(self, targets: tuple[str, ...] = ()) -> Seed:
+        """Its seed, compared on `targets`, or on those of its task."""
+        side, detector = self.pixels, self.task == "detection"
+        image: dict[str, Any] = {"kind": "image", "range": [0, 1]}
+        # Detectors normalise by themselves.
+        image |= {"shape": [3, side, side]} if detector else {"shape": [1, 3, side, side], "mean": _MEAN, "std": _STD}
+        return Seed.model_validate(
+            {
+                "name": self.name.rpartition(".")[2],
+                "about": f"the study's {self.name} at {side} pixels, calibrated weights",
+                "model": {
+                    "source": "library",
+                    "name": self.name,
+                    "args": self.args,
+                    "weights": {"kind": "calibrated", "seed": 0},
+                },
+                "inputs": {"image": image},
+                "call": [["image"]] if detector else None,
+                "task": {"kind": self.task, "outputs": _OUTPUTS[self.task]},
+                "backends": list(targets or TARGETS[self.task]),
+            }
+        )
+
+
+_SMALL = {"min_size": 128, "max_size": 128}
+#: Eighteen of the nineteen; small and quick ones first.
+MODELS = (
+    StudyModel("squeezenet1_1"),
+    StudyModel("resnet18"),
+    StudyModel("alexnet"),
+    StudyModel("mobilenet_v2"),
+    StudyModel("mnasnet1_0"),
+    StudyModel("efficientnet_b0"),
+    StudyModel("resnet50"),
+    StudyModel("densenet121"),
+    StudyModel("convnext_tiny"),
+    StudyModel("vit_b_16", 64, {"image_size": 64}),
+    StudyModel("regnet_y_8gf"),
+    StudyModel("segmentation.lraspp_mobilenet_v3_large"),
+    StudyModel("segmentation.deeplabv3_resnet50"),
+    StudyModel("segmentation.fcn_resnet50"),
+    StudyModel("detection.ssdlite320_mobilenet_v3_large", 320, {"score_thresh": 0.25, "detections_per_img": 50}),
+    StudyModel("detection.retinanet_resnet50_fpn_v2", 128, {**_SMALL, "detections_per_img": 50}),
+    StudyModel("detection.fasterrcnn_resnet50_fpn", 128, {**_SMALL, "box_detections_per_img": 50}),
+    StudyModel("detection.ssd300_vgg16", 300, {"detections_per_img": 50}),
+)
+
+
+def yolov5n(checkout: Path, targets: tuple[str, ...] = ()) -> Seed:
+    """The nineteenth, a repository's own class, from a checkout of it: it comes with no library."""
+    return Seed.model_validate(
+        {
+            "name": "yolov5n",
+            "about": "the study's YOLOv5n at 64 pixels, calibrated weights",
+            "model": {
+                "source": "repo",
+                "path": str(checkout.resolve()),
+                "builder": "models.yolo:DetectionModel",
+                "args": {"cfg": "models/yolov5n.yaml"},
+                "weights": {"kind": "calibrated", "seed": 0},
+            },
+            "inputs": {"image": {"kind": "image", "shape": [1, 3, 64, 64], "range": [0, 1]}},
+            "backends": list(targets or TARGETS["classification"]),
+        }
+    )
