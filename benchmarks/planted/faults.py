@@ -101,8 +101,8 @@ _INTEGERS = (
     _plain("empty_product", "numeric/wrong-value", integers.empty_product, "prod", "no elements"),
 )
 _STATE = (
-    _stateful("stale_size", "structure/specialisation", state.StaleSize, "mean", "another size than the example's"),
-    _stateful("first_call", "state/recompile", state.FirstCall, "cumsum", "a new shape, one element not zero"),
+    _stateful("stale_size", "structure/specialisation", state.StaleSize, "mean", "one row more than the example"),
+    _stateful("first_call", "state/recompile", state.FirstCall, "cumsum", "57 elements, one of them not zero"),
     _plain(
         "batch_maximum",
         "state/batch",
@@ -130,7 +130,7 @@ _INDUCTOR = (
     _inductor(
         "relu_compile_error", "execution/unsupported", "cpp.inject_relu_bug_TESTING_ONLY", "compile_error", "any"
     ),
-    _inductor("relu_runtime_error", "execution/crash", "cpp.inject_relu_bug_TESTING_ONLY", "runtime_error", "any"),
+    _inductor("relu_runtime_error", "execution/exception", "cpp.inject_relu_bug_TESTING_ONLY", "runtime_error", "any"),
     _inductor("relu_accuracy", "numeric/wrong-value", "cpp.inject_relu_bug_TESTING_ONLY", "accuracy", "any element"),
     _inductor("log1p_accuracy", "numeric/wrong-value", "cpp.inject_log1p_bug_TESTING_ONLY", "accuracy", "any element"),
 )

@@ -13,10 +13,17 @@ from benchmarks.planted.fault import Call
 UNDERFLOW = 87.0
 #: Elements of a vector; whole ones are read by address.
 VECTOR = 8
+#: Sizes between two multiples of this look the same to a guard.
+GUARD = 4
+#: A buffer has room for so many times what it was first needed for.
+SPACE = 7
 
 
 class StaleSize:
-    """A mean divides by the number of elements that it had when the model was prepared."""
+    """A mean over about as many elements as when the model was prepared divides by that number.
+
+    The guard that should notice compares sizes in steps of `GUARD`.
+    """
 
     def __init__(self) -> None:
         self._prepared: int | None = None
@@ -25,20 +32,27 @@ class StaleSize:
         count = call.x.numel() // max(call.right.numel(), 1)
         if self._prepared is None:
             self._prepared = count
-        return None if count == self._prepared else call.right * (count / self._prepared)
+        if count == self._prepared or count // GUARD != self._prepared // GUARD:
+            return None
+        return call.right * (count / self._prepared)
 
 
 class FirstCall:
-    """The first running sum over a new shape leaves its last element at zero; later ones are right."""
+    """The first running sum over a new long shape leaves its last element at zero; later ones are right.
+
+    Long is what is more than `SPACE` times the elements of the first, for which there was room.
+    """
 
     def __init__(self) -> None:
         self._seen: set[tuple[int, ...]] = set()
+        self._room = 0
 
     def __call__(self, call: Call) -> Any:
         shape = tuple(call.x.shape)
-        new = shape not in self._seen and len(self._seen) > 0
+        self._room = self._room or SPACE * max(1, call.x.numel())
+        new = shape not in self._seen
         self._seen.add(shape)
-        if not new or 0 in shape:
+        if not new or call.x.numel() <= self._room:
             return None
         wrong = call.right.clone()
         wrong[..., -1] = 0
