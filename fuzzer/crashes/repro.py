@@ -14,11 +14,14 @@ from torch import Tensor
 
 from fuzzer.crashes.copied import helpers, imports, names, uses
 from fuzzer.crashes.crash import NO_ANSWER, Crash
+from fuzzer.crashes.graph_repro import at_root, main_source, plain_graph, target_lines
+from fuzzer.crashes.graph_source import module_source
 from fuzzer.crashes.literals import literal
 from fuzzer.crashes.model_source import model_source
 from fuzzer.crashes.sides import Sides, arguments, leaf_function
 from fuzzer.crashes.standalone import DTYPES
 from fuzzer.inputs import base_sample
+from fuzzer.models.graph import Graph
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_from_json
 from fuzzer.verify.verdict import Kind
@@ -57,6 +60,9 @@ def render_repro(crash: Crash, source: str | None) -> str:
     Exits 1 while the difference is there, 0 when it is gone, 2 when this machine cannot run one of the sides.
     """
     seed = seed_from_json(dict(crash.seed), crash.base)
+    graph = plain_graph(crash)
+    if graph is not None:
+        return _of_graph(crash, seed, graph)
     kind = Kind(crash.kind)
     example = _example(seed, crash)
     sides = Sides(crash, seed, example)
@@ -91,6 +97,29 @@ def render_repro(crash: Crash, source: str | None) -> str:
     body = re.sub(r"\n{4,}", "\n\n\n", body)
     constants = _constants(crash, seed, sides, body)
     head = [_docstring(crash, seed), model.future, imports(constants + body), constants]
+    return "\n".join(part.rstrip("\n") + "\n" for part in head if part) + "\n\n" + body
+
+
+def _of_graph(crash: Crash, seed: Seed, graph: Graph) -> str:
+    """The short script of a crash that was reduced to `graph`."""
+    sides = Sides(at_root(crash), seed, None)
+    kept = "weights.safetensors" in crash.files
+    load = 'model.load_state_dict(read_tensors(f"{HERE}/weights.safetensors"))'
+    parts = [
+        module_source(graph, {}),
+        *([_function("build()", ["model = Model()", load, "return model"])] if kept else []),
+        _function("inputs()", _inputs(seed, crash)),
+        _function("target(module, sample)", target_lines(sides.lines(crash.target))),
+    ]
+    text = "\n\n".join(part.strip("\n") + "\n" for part in parts)
+    absolute, relative = _allowance(crash, seed)
+    allowed = f"{absolute!r} + {relative!r} * a.abs()" if relative else f"{absolute!r}"
+    main = main_source(crash, "build()" if kept else "Model()", allowed)
+    copied = helpers(text, [])
+    body = "\n\n".join(part for part in (text, copied, main) if part)
+    body = re.sub(r"\n{4,}", "\n\n\n", body)
+    constants = _constants(crash, seed, sides, body)
+    head = [_docstring(crash, seed), imports(constants + body), constants]
     return "\n".join(part.rstrip("\n") + "\n" for part in head if part) + "\n\n" + body
 
 
@@ -212,19 +241,30 @@ def _allowance(crash: Crash, seed: Seed) -> tuple[float, float]:
 def _docstring(crash: Crash, seed: Seed) -> str:
     difference = crash.difference
     model = seed.model
-    what = model.name or model.builder or model.path
+    short = model.source == "graph"
+    apart = _allowance(crash, seed)[0]
+    counted = short and crash.kind == Kind.VALUE
+    what = model.name or model.builder or model.path or _left(crash)
     keys = ("torch", "torchvision", "onnxruntime", "onnx", "python", "cpu", "os")
     seen = ", ".join(f"{key} {crash.environment[key]}" for key in keys if key in crash.environment)
     lines = [
         f"{crash.target} answers differently from {crash.reference}: {crash.label} at {crash.leaf}.",
         "",
         f"Model: {model.source} {what} (seed {seed.name})" + (f": {seed.about}" if seed.about else ""),
-        f"What differs: {difference['message'] or crash.kind}",
-        *(f"  {text}" for text in crash.evidence if text != difference["message"]),
+        f"What differs: {difference['message'] or crash.kind}" + (f"; counted beyond {apart:.3g}" if counted else ""),
+        *(f"  {text}" for text in crash.evidence if text != difference["message"] and not short),
         f"Seen with: {seen or 'unknown versions'}",
         "Run: python repro.py. Exits 1 while the difference is there, 0 when it is gone, 2 when it cannot run here.",
     ]
     return '"""' + _quotable("\n".join(lines)) + '\n"""\n'
+
+
+def _left(crash: Crash) -> str:
+    """How much of the model is left."""
+    before, after = crash.sizes.get("nodes_original"), crash.sizes.get("nodes")
+    whole = dict((crash.whole_seed or {}).get("model", {}))
+    name = whole.get("name") or whole.get("builder") or whole.get("path") or "a model"
+    return f"of {after} operator{'s' if after != 1 else ''}, left of the {before} of {name}"
 
 
 def _quotable(text: str) -> str:
