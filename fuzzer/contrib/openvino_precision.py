@@ -16,10 +16,13 @@ class OpenVinoFloat32(Intervention):
 
     name = "openvino-float32"
     changed = "OpenVINO told to compute in float32"
-    confirms = ("numeric/reduced-precision", "numeric/overflow")
+    confirms = ("numeric/reduced-precision", "numeric/wrong-value", "numeric/approximation", "numeric/accumulation")
 
     def applies(self, finding: Finding) -> bool:
         return finding.spec.runtime == "openvino" and finding.spec.options.get("precision") != "f32"
+
+    def proves(self, label: str) -> str:
+        return "numeric/reduced-precision"
 
     def variants(self, finding: Finding) -> Iterable[Variant]:
         options = finding.spec.options | {"precision": "f32"}

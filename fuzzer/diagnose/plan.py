@@ -74,7 +74,9 @@ def plan(finding: Finding, known: dict[str, Intervention]) -> list[Intervention]
     """The interventions for a finding, in order, each once; those of plug-ins come after the built-in ones."""
     name = finding.label.name
     more = [one.name for one in known.values() if name in one.confirms and one.name not in _built_in()]
-    names = dict.fromkeys((*FIRST.get(name, ()), *OWN.get(name, ()), *more, *THEN.get(name, ())))
+    own = OWN.get(name, ())
+    sooner = (one for one in own if one != "operator")  # a plug-in's cause is more telling than that it is an operator
+    names = dict.fromkeys((*FIRST.get(name, ()), *sooner, *more, *own, *THEN.get(name, ())))
     return [known[one] for one in names if one in known and _sensible(one, finding) and known[one].applies(finding)]
 
 
