@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.planted.rate import measure
 from benchmarks.planted.study import Scale, read, run
 from benchmarks.planted.trial import Trial, run_trial
+from fuzzer.errors import InputError
 
 
 def tried(name: str, arm: str = "full", budget: int = 300, follow: float = 0.0) -> Trial:
@@ -66,6 +68,8 @@ def test_a_study_that_is_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
     run(scale, ["writes_input"], ("full", "uniform"), 1, store=store, seconds=600.0, say=told.append)
     assert len(told) == 5
     assert len(read(store).done) == 5
+    with pytest.raises(InputError, match="budget 40, not 50"):
+        run(replace(scale, budget=50), ["writes_input"], ("full",), 1, store=store, seconds=600.0, say=told.append)
 
 
 @pytest.mark.slow

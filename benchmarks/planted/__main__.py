@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from benchmarks.planted.study import ARMS, SCALES, Record, all_names, read, run
+from fuzzer.errors import InputError
 
 
 @click.command()
@@ -56,7 +57,10 @@ def main(
         record = read(source)
     else:
         chosen = list(names) or all_names()
-        record = run(size, chosen, arms or size.arms, jobs, store=trials_out, seconds=seconds, say=_say)
+        try:
+            record = run(size, chosen, arms or size.arms, jobs, store=trials_out, seconds=seconds, say=_say)
+        except InputError as error:
+            raise click.ClickException(str(error)) from error
     if no_statistics:
         click.echo(json.dumps({"trials": len(record.trials), **record.about}))
         return

@@ -20,6 +20,7 @@ from benchmarks.planted.fault import Mechanism
 from benchmarks.planted.faults import CONTROLS, FAULTS
 from benchmarks.planted.rate import Rate, measure
 from benchmarks.planted.trial import Trial, fault_named, run_trial
+from fuzzer.errors import InputError
 from fuzzer.plugins import PLUGINS
 
 ARMS = ("full", "blind", "uniform", "seeds")
@@ -45,7 +46,7 @@ class Scale:
 
 SCALES = {
     "smoke": Scale("smoke", 1000, 5, ("full", "uniform"), 20_000, 5.0, 1, 10.0, 1),
-    "full": Scale("full", 5000, 20, ARMS, 3_000_000, 240.0, 3, 20.0, 20),
+    "full": Scale("full", 5000, 20, ARMS, 3_000_000, 120.0, 3, 20.0, 20),
 }
 
 #: A unit of work: a trial (fault, arm, number), or the rate of a fault.
@@ -114,8 +115,14 @@ def run(
     seconds: float,
     say: Callable[[str], None],
 ) -> Record:
-    """Do what is not in `store` yet, in `jobs` processes, for about `seconds` at most; each end is written there."""
+    """Do what is not in `store` yet, in `jobs` processes, for about `seconds` at most; each end is written there.
+
+    Raises InputError where `store` holds trials of another budget, or of another machine.
+    """
     record = read(store) if store is not None and store.exists() else Record()
+    for key, value in {"budget": scale.budget, **machine()}.items():
+        if record.about.get(key, value) != value:
+            raise InputError(f"{store} holds trials with {key} {record.about[key]}, not {value}: take another file")
     record.about = {"scale": scale.name, "budget": scale.budget, **machine()}
     todo = [job for job in jobs_of(scale, names, arms) if job not in record.done]
     _write(store, {"about": record.about})
@@ -152,6 +159,7 @@ def _ended(scale: Scale, todo: list[Job], jobs: int, ends: float) -> Iterator[di
 def _begin() -> None:
     torch.set_num_threads(1)
     os.environ[PLUGINS] = backend.__name__  # workers must know the planted backends too
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all of it runs on the CPU; seeding a device each time would cost as much
 
 
 def work(scale: Scale, job: Job) -> dict[str, Any]:
