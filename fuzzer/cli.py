@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuzzer import __version__
+from fuzzer.commands.corpus import corpus
 from fuzzer.commands.diagnose import diagnose
 from fuzzer.commands.options import CACHE, JSON, PATHS, PLUGIN, Duration
 from fuzzer.commands.reduce import reduce
@@ -165,7 +166,7 @@ def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"{seed.name:<16} {seed.model.source:<8} {seed.task.kind:<16} {seed.about}")
 
 
-for _command in (replay, triage, show, reduce, diagnose):
+for _command in (replay, triage, show, reduce, diagnose, corpus):
     cli.add_command(_command)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fuzzer import tensors
+from fuzzer.campaign.minimize import CAMPAIGN
 from fuzzer.errors import InputError
 from fuzzer.files import to_json, write_atomically
 from fuzzer.mutate.havoc import apply_recipe
@@ -33,7 +35,13 @@ def keep(
     path = home / f"{name}.json"
     if path.exists():
         return path
-    about = {"recipe": recipe.to_json(), "features": sorted(features), "parent": parent, "seed": seed.name}
+    about: dict[str, Any] = {
+        "recipe": recipe.to_json(),
+        "features": sorted(features),
+        "parent": parent,
+        "seed": seed.name,
+    }
+    about["kept_by"] = CAMPAIGN
     write_atomically(home / f"{name}.safetensors", tensors.encode(sample))
     write_atomically(path, to_json(about) + "\n")
     return path

@@ -250,7 +250,8 @@ class Campaign:
         if reference.death is not None:
             lane.reference_died(reference.error)
         if learnt.new and lane.stream.search.learns and not self.options.private:
-            corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, learnt.new, None)
+            names = lane.stream.named(learnt)
+            corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, names, None)
 
     def _examine(
         self,

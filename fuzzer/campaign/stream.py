@@ -153,6 +153,10 @@ class Stream:
         self._number(learnt.new)
         self._waiting.append((len(self.recipes) - 1, learnt))
 
+    def named(self, learnt: Learnt) -> list[str]:
+        """The names of an input's features."""
+        return [self._names[number] for number in learnt.features]
+
     def _number(self, new: Iterable[str]) -> None:
         for feature in new:
             self._numbers[feature] = len(self._names)
