@@ -84,6 +84,7 @@ class Session:
         self._example = dict(example)
         self._where = where
         self._worker: Worker | None = None
+        self._reused = False
 
     @property
     def pid(self) -> int | None:
@@ -92,9 +93,21 @@ class Session:
 
     def prepare_begin(self) -> None:
         """Start a process and ask it to prepare; `prepare_poll` tells when it has."""
+        if self._reused and self._worker is not None and self._worker.dead is None:
+            self._ask_to_prepare(self._worker)
+            return
         self.close()
         self._worker = self._started(BackendSpec.parse(self.backend))
         self._ask_to_prepare(self._worker)
+
+    def take(self, seed: Seed, example: Mapping[str, Tensor]) -> None:
+        """Go on with another model, which is prepared next, from now on in the process that there is.
+
+        For many small models, since a compiler takes longer to start than to compile one. What one model does to the
+        process the next one sees: what matters must be seen in a fresh process too.
+        """
+        self.seed, self._example, self._reused = seed, dict(example), True
+        self.state = State.IDLE
 
     def _started(self, spec: BackendSpec) -> Worker:
         how = {"command": worker_command(spec.python)} if spec.python else {}
@@ -252,41 +265,11 @@ class Session:
             self.state = State.REFUSED
             stage = f"{self.failure.stage}: " if self.failure.stage else ""
             self.reason = f"{stage}{self.failure.message}"
-            self._refused()
+            if not self._reused:
+                self.close()
             return
         self.state = State.READY
         self.evidence = reply.header.get("evidence", {})
         self.versions = reply.header.get("versions", {})
         self.weights_hash = reply.header.get("weights_hash", "")
         self.prepare_s = float(reply.header.get("seconds", 0.0))
-
-    def _refused(self) -> None:
-        self.close()
-
-
-class ReusedSession(Session):
-    """A session whose process prepares one model after another: a compiler is started once for many small ones.
-
-    What one model does to the process the next one sees, so that what matters must be seen in a fresh process too.
-    """
-
-    def take(self, seed: Seed, example: Mapping[str, Tensor]) -> None:
-        """Go on with another model: it is prepared next."""
-        self.seed, self._example = seed, dict(example)
-        self.state = State.IDLE
-
-    def prepare_begin(self) -> None:
-        """Ask the process to prepare; a fresh one where there is none, or it died."""
-        if self._worker is None or self._worker.dead is not None:
-            super().prepare_begin()
-        else:
-            self._ask_to_prepare(self._worker)
-
-    def prepare(self) -> State:
-        self.prepare_begin()
-        assert self._worker is not None
-        self._prepared(self._worker.wait())
-        return self.state
-
-    def _refused(self) -> None:
-        """The process stays: the next model may do."""

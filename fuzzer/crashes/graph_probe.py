@@ -7,20 +7,19 @@ Cases of one graph, shapes and constants share what was prepared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fuzzer.backends.protocol import ORACLE
-from fuzzer.backends.session import ReusedSession, State, Where
-from fuzzer.crashes.crash import NO_ANSWER, Crash, seed_of
+from fuzzer.backends.session import Session, State
+from fuzzer.crashes.crash import NO_ANSWER, Crash
 from fuzzer.crashes.probe import Fault, Slip, fault_of
-from fuzzer.crashes.replay import close_bench, examine_crash, prepare_bench
+from fuzzer.crashes.replay import examine_crash, prepare_bench
 from fuzzer.crashes.sides import export_found
 from fuzzer.files import write_atomically
-from fuzzer.inputs import base_sample
 from fuzzer.inputs.dtypes import DTYPES
 from fuzzer.models.graph import GETITEM, CannotCapture, Graph
 from fuzzer.reduce.case import Case
@@ -52,14 +51,16 @@ def _input(seed: Seed, name: str, tensor: Tensor) -> InputSpec:
 
 
 class GraphProbe:
-    """Asks three processes about cases of `crash`. `folder`: for the weights of cases that have constants.
+    """Asks the processes of `bench` about cases of `crash`, which must fail as `wanted`.
 
-    `task`: what is asked of the outputs, set by `begin`. Close it when done.
+    `folder`: for the weights of cases that have constants. `task`: what is asked of the outputs, set by `begin`. The
+    sessions hold other models than before when it is done.
     """
 
-    def __init__(self, crash: Crash, wanted: Fault, where: Where, folder: Path) -> None:
+    def __init__(self, crash: Crash, wanted: Fault, bench: Bench, folder: Path) -> None:
         self._crash = crash
-        self._seed = seed_of(crash)
+        self._whole = bench
+        self._seed = bench.seed
         self._folder = folder
         self._prepared = ""
         self.wanted = wanted
@@ -67,14 +68,13 @@ class GraphProbe:
         self.refused = ""
         self.slips: dict[Fault, Slip] = {}
         self.export: dict[str, Any] = {}
-        example = base_sample(self._seed, 0)
-        self._sides = [ReusedSession(self._seed, text, example, where) for text in (crash.reference, crash.target)]
-        self._oracle = ReusedSession(self._seed, ORACLE, example, where)
+        self._sides = (bench.reference, bench.target)
+        self._sessions = [*self._sides, *([bench.oracle] if bench.oracle is not None else [])]
 
     def begin(self) -> Case:
         """The whole model as a case that shows the crash. Raises CannotCapture, which says why there is none."""
         reference = self._sides[0]
-        if reference.prepare() is not State.READY:
+        if reference.state is not State.READY and reference.prepare() is not State.READY:
             raise CannotCapture(f"{reference.backend}: {reference.reason}")
         graph, constants = reference.graph(self._crash.inputs, rng_seed=self._crash.rng_seed)
         case = Case.of(graph, {**self._crash.inputs, **constants})
@@ -98,7 +98,7 @@ class GraphProbe:
 
     def values(self, case: Case) -> dict[str, Tensor]:
         """All tensors that the reference computes for `case`, by name; none where it does not answer."""
-        self._take(_showing_all(case), (self._sides[0],))
+        self._take(_showing_all(case), self._sides[:1])
         session = self._sides[0]
         if session.prepare() is not State.READY:
             return {}
@@ -118,12 +118,8 @@ class GraphProbe:
         paths = {d.path for d in examined.verdict.differences} if examined is not None else set()
         return [node.name for node in case.graph.nodes if f".{node.name}" in paths]
 
-    def close(self) -> None:
-        """End the processes."""
-        close_bench(self._bench())
-
     def _bench(self) -> Bench:
-        return Bench(self._sides[0].seed, self._sides[0], self._sides[1], self._oracle)
+        return replace(self._whole, seed=self._sides[0].seed)
 
     def _fault(self, case: Case) -> Fault | None:
         examined = self._examined(case)
@@ -136,7 +132,7 @@ class GraphProbe:
         shared = f"{case.code} {sizes} {content_hash(case.constants)} {self.task.kind}"
         reference = self._sides[0]
         if shared != self._prepared:
-            self._take(case, (*self._sides, self._oracle))
+            self._take(case, self._sessions)
             if self.wanted.signature.kind not in NO_ANSWER and not self._answers(case):
                 return None
         bench = self._bench()
@@ -159,7 +155,7 @@ class GraphProbe:
         self.refused = answer.error
         return answer.leaves is not None
 
-    def _take(self, case: Case, sessions: tuple[ReusedSession, ...]) -> None:
+    def _take(self, case: Case, sessions: Sequence[Session]) -> None:
         weights = None
         if case.constants:
             weights = self._folder / f"{content_hash(case.constants)}.safetensors"

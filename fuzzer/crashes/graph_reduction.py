@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.graph_probe import GraphProbe, seed_of_case
 from fuzzer.crashes.notebook import Notebook
@@ -20,6 +19,7 @@ from fuzzer.reduce.case import Case, CaseSize, keys_of
 from fuzzer.reduce.graph import reduce_graph
 from fuzzer.seeds import Task
 from fuzzer.seeds.load import seed_from_json, seed_to_json
+from fuzzer.verify.examine import Bench
 
 
 @dataclass
@@ -43,7 +43,7 @@ class GraphFound:
 def search_graph(
     crash: Crash,
     wanted: Fault,
-    where: Where,
+    bench: Bench,
     *,
     budget_s: float,
     clock: Callable[[], float],
@@ -51,10 +51,10 @@ def search_graph(
     watch: Callable[[int, CaseSize], None] = lambda tests, size: None,
 ) -> GraphFound:
     """Look for a smaller graph that shows `wanted` as the crash's own model does, for `budget_s` seconds from when the
-    whole graph has shown it."""
+    whole graph has shown it. The sessions of `bench` are used, and hold other models afterwards."""
     began = clock()
     with tempfile.TemporaryDirectory(prefix="xbfuzz-graph-") as folder:
-        probe = GraphProbe(crash, wanted, where, Path(folder))
+        probe = GraphProbe(crash, wanted, bench, Path(folder))
         try:
             whole = probe.begin()
             began = clock()
@@ -88,8 +88,6 @@ def search_graph(
             return GraphFound(whole.size, list(smaller), probe.task, *about, export=probe.export)
         except CannotCapture as error:
             return GraphFound(seconds=clock() - began, slips=probe.slips, reason=str(error))
-        finally:
-            probe.close()
 
 
 def graph_crash(crash: Crash, case: Case, task: Task) -> Crash:

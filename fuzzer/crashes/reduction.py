@@ -132,17 +132,19 @@ def reduce_crash(
     here = environment_of(crash.target)
     notebook = Notebook(notes, crash, {name: here.get(name) for name in PACKAGES}) if notes is not None else None
     share = budget_s * (INPUT_SHARE if graph else 1.0) if graph_of(crash) is None else 0.0
+    graphs = GraphFound(reason="nobody asked for a graph")
     try:
         found = _searched(crash, bench, share, notebook, clock, watch)
+        if graph and not isinstance(found, str):
+            smallest = replace(crash, inputs=dict(found.smaller[-1])) if found.smaller else crash
+            left = max(budget_s - found.seconds, 0.0)
+            how: Any = {"budget_s": left, "clock": clock, "notebook": notebook, "watch": watch}
+            graphs = search_graph(smallest, found.wanted, bench, **how)
     finally:
         close_bench(bench)
     if isinstance(found, str):
         return Reduction(Outcome.IMPOSSIBLE, crash, start, start, detail=found)
-    parts = _Parts(whole="nobody asked for a graph")
-    if graph:
-        smallest = replace(crash, inputs=dict(found.smaller[-1])) if found.smaller else crash
-        left = max(budget_s - found.seconds, 0.0)
-        parts = _taken_apart(smallest, where, found, left, notebook, clock, watch)
+    parts = _taken_apart(crash, where, found, graphs)
     if notebook is not None and found.finished and parts.finished:
         notebook.remove()
     if parts.crash is not None:
@@ -277,18 +279,8 @@ class _Parts:
     whole: str = ""
 
 
-def _taken_apart(
-    crash: Crash,
-    where: Where,
-    found: _Found,
-    budget_s: float,
-    notebook: Notebook | None,
-    clock: Callable[[], float],
-    watch: Callable[[int, Size | CaseSize], None],
-) -> _Parts:
+def _taken_apart(crash: Crash, where: Where, found: _Found, graphs: GraphFound) -> _Parts:
     """The smallest graph that shows the fault in fresh processes too, from its files alone."""
-    how: Any = {"budget_s": budget_s, "clock": clock, "notebook": notebook, "watch": watch}
-    graphs = search_graph(crash, found.wanted, where, **how)
     about: Any = {"tests": graphs.tests, "seconds": graphs.seconds, "finished": graphs.finished, "slips": graphs.slips}
     parts = _Parts(whole=graphs.reason, **about)
     if graphs.before is None or not graphs.smaller:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fuzzer.backends.protocol import ORACLE
-from fuzzer.backends.session import Answer, ReusedSession, Session, State, Where
+from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.crashes.crash import Crash, seed_of
 from fuzzer.crashes.replay import close_bench
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change
@@ -22,7 +22,7 @@ from fuzzer.seeds import Seed
 from fuzzer.verify.examine import Bench, Examined, examine
 
 
-class AdaptableSession(ReusedSession):
+class AdaptableSession(Session):
     """A session whose process is prepared again with something changed."""
 
     key: tuple[object, ...] = ()
