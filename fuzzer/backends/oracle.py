@@ -9,12 +9,15 @@ and K times with inputs, parameters and rounded results moved by up to A places.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fuzzer.backends.base import Backend, Sample
+from fuzzer.backends.onnx_oracle import OnnxNodes
+from fuzzer.backends.refusals import one_line
 from fuzzer.backends.rounding import Float64, RandomRounding, widen
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import Unsupported
@@ -23,7 +26,7 @@ from fuzzer.trees import map_tensors
 
 
 class Oracle(Backend):
-    """Needs a torch module: a model that exists only as ONNX has no oracle, and its verdicts say so."""
+    """Of a torch module; of an ONNX file that has none, by ONNX's own evaluator (`onnx_oracle`)."""
 
     runtime: ClassVar[str] = "oracle"
 
@@ -32,12 +35,17 @@ class Oracle(Backend):
         return None
 
     def prepare(self, model: Model, example: Sample) -> None:
-        if model.module is None:
-            reason = f"this ONNX file has no PyTorch module to run in float64: {model.no_module}"
-            raise Unsupported(reason, stage="oracle")
         self._model = model
-        self._module = model.module
-        self._wide = _widened(model.module)
+        if model.module is not None:
+            self._module, self._wide = model.module, _widened(model.module)
+            return
+        assert model.onnx is not None
+        names = list(model.seed.inputs)
+        try:
+            self._module, self._wide = (OnnxNodes(model.onnx, names, double=double) for double in (False, True))
+        except Exception as error:  # onnx's errors share no base class: an operator that its evaluator has not
+            reason = f"no torch module ({model.no_module}), and ONNX's evaluator refuses: {one_line(error)}"
+            raise Unsupported(reason, stage="oracle") from error
 
     def run(self, sample: Sample) -> Any:
         return self._call(self._module, sample)
@@ -85,7 +93,8 @@ class Oracle(Backend):
         try:
             for value in state:
                 value.data.copy_(rounding.move(value.data))
-            with rounding:
+            moving = self._module.moving(rounding.move, exact) if isinstance(self._module, OnnxNodes) else nullcontext()
+            with rounding, moving:
                 output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
             return output, rounding.narrow
         finally:
