@@ -190,6 +190,24 @@ def test_an_onnx_file_is_run_at_two_optimisation_levels(tmp_path: Path) -> None:
     assert "at .y: torch.float32 [1, 1, 4, 4]" in done.stdout
 
 
+def test_an_onnx_file_against_its_conversion_makes_a_script_that_converts_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnx2torch")
+    import onnx
+    from onnx import TensorProto, helper
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "relu.onnx"
+    )
+    inputs = {"x": {"kind": "floats", "shape": [2, 3]}}
+    seed = builder_seed(tmp_path, model={"source": "onnx", "path": "relu.onnx"}, inputs=inputs, name="relu")
+    crash = made(seed, Kind.VALUE, {"x": torch.full((2, 3), -1.0)}, "onnxruntime:cpu", path=".y")
+    done = run(write_crash(tmp_path / "crashes", crash) / "repro.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "at .y: torch.float32 [2, 3]" in done.stdout
+
+
 def test_a_script_needs_nothing_of_this_project_and_says_what_it_is(tmp_path: Path) -> None:
     crash = pool_crash(builder_seed(tmp_path / "seeds", about="pools"), environment={"torch": "9.9"})
     text = render_repro(crash, POOL)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.graph_source import module_source
 from fuzzer.models.graph import Graph
@@ -30,7 +31,8 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
     """The model of `seed`. `source`: the text of the builder's file; `taken`: names that the script has itself."""
     spec = seed.model
     if spec.source == "onnx":
-        return ModelSource("", "", ["return None  # the model is the file model.onnx"])
+        only_file = not needs_call(crash, seed)
+        return ModelSource("", "", ["return None  # the model is the file model.onnx"] if only_file else _CONVERTED)
     if spec.source in ("repo", "hub", "exported"):
         what = f"{spec.source} {spec.builder or spec.name or ''} of {spec.repo or spec.path}".replace("  ", " ")
         return ModelSource("", "", [f"raise CannotRun({f'the model is not kept here ({what}); make it in build()'!r})"])
@@ -45,6 +47,35 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
         how = f"hash {weights.get('hash', 'unknown')}, from {weights.get('rebuild', 'the seed')}"
         lines.append(f"raise CannotRun({f'the weights are not kept here ({how}); load them in build()'!r})")
     return ModelSource(future, code, [*lines, "return model.eval().requires_grad_(False)"])
+
+
+def needs_call(crash: Crash, seed: Seed) -> bool:
+    """Whether a side runs the model as a module: an ONNX file's conversion, where one side is not ONNX Runtime."""
+    sides = (BackendSpec.parse(text).runtime for text in (crash.reference, crash.target))
+    return seed.model.source != "onnx" or any(runtime != "onnxruntime" for runtime in sides)
+
+
+def call_lines(seed: Seed, arguments: str) -> list[str]:
+    """The body of `call(module, sample)`; an ONNX file's conversion takes its inputs in order and has named outputs."""
+    return _CALL_CONVERTED if seed.model.source == "onnx" else [f"return module({arguments})"]
+
+
+_CONVERTED = [
+    "try:",
+    "    import onnx2torch",
+    "",
+    '    model = onnx2torch.convert(f"{HERE}/model.onnx")',
+    "except Exception as error:",
+    '    raise CannotRun(f"model.onnx cannot be converted to PyTorch by onnx2torch: {error!r}") from error',
+    "return model.eval().requires_grad_(False)",
+]
+_CALL_CONVERTED = [
+    "import onnx",
+    "",
+    'names = [item.name for item in onnx.load(f"{HERE}/model.onnx").graph.output]',
+    "found = module(*sample.values())",
+    "return dict(zip(names, found if isinstance(found, (list, tuple)) else [found]))",
+]
 
 
 def _graph(crash: Crash, spec: ModelSpec) -> ModelSource:

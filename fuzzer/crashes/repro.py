@@ -17,7 +17,7 @@ from fuzzer.crashes.crash import NO_ANSWER, Crash
 from fuzzer.crashes.graph_repro import at_root, main_source, plain_graph, target_lines
 from fuzzer.crashes.graph_source import module_source
 from fuzzer.crashes.literals import literal
-from fuzzer.crashes.model_source import model_source
+from fuzzer.crashes.model_source import call_lines, model_source, needs_call
 from fuzzer.crashes.sides import Sides, arguments, leaf_function
 from fuzzer.crashes.standalone import DTYPES
 from fuzzer.inputs import base_sample
@@ -79,9 +79,9 @@ def render_repro(crash: Crash, source: str | None) -> str:
             else []
         ),
         *(
-            []
-            if seed.model.source == "onnx"
-            else [_function("call(module, sample)", [f"return module({arguments(seed)})"])]
+            [_function("call(module, sample)", call_lines(seed, arguments(seed)))]
+            if needs_call(crash, seed)
+            else []
         ),
         _function("reference(module, sample)", sides.lines(crash.reference), crash.reference),
         _function("target(module, sample)", sides.lines(crash.target), crash.target),
