@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FAST_SEEDS := seeds/postprocess.yaml seeds/transformer.yaml seeds/digits.yaml
 
-.PHONY: install fuzz test lint clean
+.PHONY: install fuzz example-report test lint clean
 
 install: $(INSTALLED)
 
@@ -18,6 +18,16 @@ $(INSTALLED): pyproject.toml
 # The main job for two minutes, on the seeds that compile in seconds. Findings are no failure here: exit 1 means "found".
 fuzz: $(INSTALLED)
 	$(BIN)/xbfuzz run $(FAST_SEEDS) --budget 2m; code=$$?; test $$code -le 1
+
+# The report in docs/, with its picture, from a campaign on the same seeds; Chromium takes the picture.
+EXAMPLE := build/example
+EXAMPLE_BUDGET ?= 3m
+example-report: $(INSTALLED)
+	rm -rf $(EXAMPLE)
+	$(BIN)/xbfuzz run $(FAST_SEEDS) --budget $(EXAMPLE_BUDGET) --out $(EXAMPLE); code=$$?; test $$code -le 1
+	$(BIN)/xbfuzz triage --crashes $(EXAMPLE)/crashes --html docs/example-report.html
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1120,1390 \
+		--screenshot=docs/example-report.png file://$(CURDIR)/docs/example-report.html
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -50,7 +50,8 @@ def drift_histogram(crashes: Iterable[Crash]) -> str:
     if not drifts:
         return ""
     powers = [math.log10(min(max(drift, 0.1), _MOST)) for drift in drifts]
-    edges = np.arange(math.floor(min(powers)), math.floor(max(powers)) + 2)
+    # at least from a tenth of a floor to a thousand, so that the threshold stands among the bars
+    edges = np.arange(min(-1, math.floor(min(powers))), max(2, math.floor(max(powers))) + 2)
 
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
