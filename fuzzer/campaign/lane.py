@@ -116,6 +116,7 @@ class Lane:
         self.screen = FloorScreen()
         self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide, block=BLOCK)
         self.harness_errors: list[str] = []
+        self.deadly: set[int] = set()  # blocks, by their first input, of which a batch has killed a worker
         self._ahead: tuple[int, dict[str, Tensor]] | None = None
         self.reference_deaths = 0
         self.recorded = 0  # inputs that have run on the reference

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fuzzer.backends.session import Answer, Session, State, Where
-from fuzzer.campaign import corpus
+from fuzzer.campaign import batch, corpus
 from fuzzer.campaign.confirm import Confirmer
 from fuzzer.campaign.findings import Ledger
 from fuzzer.campaign.intake import Intake, restore
 from fuzzer.campaign.journal import Journal, stamp
-from fuzzer.campaign.lane import Lane, Target
+from fuzzer.campaign.lane import BLOCK, Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
 from fuzzer.campaign.stream import Learnt, Search
@@ -32,8 +32,9 @@ from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_to_json
 from fuzzer.tensors import content_hash
-from fuzzer.verify.examine import examine
-from fuzzer.verify.verdict import Outcome
+from fuzzer.verify.compare import compare
+from fuzzer.verify.examine import Examined, examine, large_gaps
+from fuzzer.verify.verdict import Outcome, Verdict
 
 #: One execution in so many is judged although the screen passed it, so that what the screen misses is known.
 JUDGE_ONE_IN = 50
@@ -141,6 +142,8 @@ class Campaign:
             before = self._clock()
             if not lane.vetted:
                 self._vet(lane)
+            elif lane.seed.independent is not None:
+                self._screen(lane)
             else:
                 self._step(lane)
             now = self._clock()
@@ -217,6 +220,14 @@ class Campaign:
         sample = lane.sample(index)
         if lane.reference.state is not State.READY:  # it died of the question where a decision turns
             return
+        self._run(lane, targets, index, sample, fresh=fresh)
+
+    def _run(
+        self, lane: Lane, targets: Sequence[Target], index: int, sample: Mapping[str, Tensor], *, fresh: bool
+    ) -> None:
+        """Run one input alone. Where the reference has no process at the moment, nothing happens."""
+        if lane.reference.state is not State.READY:
+            return
         check = self.executions % CHECK_ONE_IN == 0
         rng_seed = lane.rng_seed(index)
         lane.reference.begin(sample, rng_seed=rng_seed, check=check, inside=lane.stream.watched(index))
@@ -231,6 +242,95 @@ class Campaign:
         for target, answer in zip(targets, answers, strict=True):
             target.cursor = index + 1
             self._examine(lane, target, index, sample, reference, answer)
+
+    def _screen(self, lane: Lane) -> None:
+        """Run the inputs of one block in batches on all targets whose turn it is, and the hits alone.
+
+        A target that stands inside a block, because it died there, gets to the block's end first.
+        """
+        behind = lane.behind()
+        self._turn += 1
+        first = (behind[0] if self._turn % 2 else behind[-1]).cursor
+        inside = [target.cursor for target in behind if target.cursor % BLOCK]
+        first, last = (inside[0], inside[0] + 1) if inside else (first, first + BLOCK)
+        targets = [target for target in behind if target.cursor == first]
+        samples = [lane.sample(index) for index in range(first, min(last, lane.limit or last))]
+        together: dict[int, tuple[Answer, dict[str, Answer]]] = {}
+        if first not in lane.deadly and len(samples) == BLOCK:
+            for group in batch.groups(lane.seed, samples):
+                if len(group) > 1 and lane.reference.state is State.READY and all(t.runs for t in targets):
+                    together |= self._batched(lane, targets, samples, group, first)
+        for offset, sample in enumerate(samples):
+            self._one_of_many(lane, targets, first + offset, sample, together.get(offset))
+
+    def _batched(
+        self,
+        lane: Lane,
+        targets: Sequence[Target],
+        samples: Sequence[Mapping[str, Tensor]],
+        group: Sequence[int],
+        first: int,
+    ) -> dict[int, tuple[Answer, dict[str, Answer]]]:
+        """By input: the reference's answer, and those of the targets that could be told apart."""
+        sizes = [batch.length(samples[i]) for i in group]
+        whole = batch.joined([samples[i] for i in group])
+        sessions = [lane.reference, *(target.session for target in targets if target.session is not None)]
+        for session in sessions:
+            session.begin(whole, rng_seed=lane.rng_seed(first))
+        answers = [session.finish() for session in sessions]
+        if any(answer.death is not None for answer in answers):
+            lane.deadly.add(first)  # one of its inputs kills: the next time they run alone
+        reference, *parts = [batch.split(answer, sizes) for answer in answers]
+        if reference is None:
+            return {}
+        return {
+            i: (reference[k], {t.spec: part[k] for t, part in zip(targets, parts, strict=True) if part is not None})
+            for k, i in enumerate(group)
+        }
+
+    def _one_of_many(
+        self,
+        lane: Lane,
+        targets: Sequence[Target],
+        index: int,
+        sample: Mapping[str, Tensor],
+        together: tuple[Answer, dict[str, Answer]] | None,
+    ) -> None:
+        """What the batch said of one input stands where the sides agree; else the input runs alone."""
+        fresh = index == lane.recorded
+        if together is not None and fresh:
+            self._new_input(lane, index, sample, together[0])
+            fresh = False
+        for target in targets:
+            answer = None if together is None else together[1].get(target.spec)
+            found = (
+                None if together is None or answer is None else self._passed(lane, target, sample, together[0], answer)
+            )
+            if found is not None and target.cursor == index:
+                target.cursor = index + 1
+                self._enter(lane, target, index, sample, found)
+        alone = [target for target in targets if target.cursor == index and target.runs]
+        if alone or fresh:
+            self._run(lane, alone, index, sample, fresh=fresh)
+
+    def _passed(
+        self, lane: Lane, target: Target, sample: Mapping[str, Tensor], reference: Answer, answer: Answer
+    ) -> Examined | None:
+        """The verdict on answers from a batch where it is no mismatch and cheap to have; None where alone decides."""
+        assert reference.leaves is not None
+        assert answer.leaves is not None
+        seed = lane.seed
+        if (self.executions + 1) % JUDGE_ONE_IN == 0:
+            return None
+        seen = compare(
+            reference.leaves, answer.leaves, tolerance=seed.tolerance, signed_zero=seed.signed_zero, screen=lane.screen
+        )
+        if seen.differences or large_gaps(Verdict(Outcome.PASS, stats=seen.stats), reference.leaves):
+            return None
+        found = examine(
+            lane.bench(target), sample, reference, answer, rng_seed=0, vacuity=lane.vacuity, screen=lane.screen
+        )
+        return None if found.verdict.outcome is Outcome.MISMATCH else found
 
     def _new_input(self, lane: Lane, index: int, sample: Mapping[str, Tensor], reference: Answer) -> None:
         content = content_hash(sample)
@@ -262,8 +362,7 @@ class Campaign:
         reference: Answer,
         answer: Answer,
     ) -> None:
-        self.executions += 1
-        sampled = self.executions % JUDGE_ONE_IN == 0
+        sampled = (self.executions + 1) % JUDGE_ONE_IN == 0
         found = examine(
             lane.bench(target),
             sample,
@@ -274,6 +373,12 @@ class Campaign:
             screen=lane.screen,
             always_judge=sampled,
         )
+        self._enter(lane, target, index, sample, found)
+
+    def _enter(self, lane: Lane, target: Target, index: int, sample: Mapping[str, Tensor], found: Examined) -> None:
+        """Count an execution, take its finding in, and write both down."""
+        self.executions += 1
+        answer = found.target
         if self.first_comparison_s is None and found.verdict.compared:
             self.first_comparison_s = self.elapsed_s
         verdict = found.verdict

@@ -313,6 +313,7 @@ class Seed(Strict):
     model: ModelSpec
     inputs: dict[Name, InputSpec]
     dims: dict[Name, Dim] = {}
+    independent: Name | None = None  # the dimension, first of every input, along which samples do not meet
     call: Plain = None
     task: Task = Task(kind="tensors")
     backends: list[str] = ["aot_eager:cpu", "inductor:cpu", "onnxruntime:cpu"]
@@ -363,6 +364,11 @@ class Seed(Strict):
     def _names_hold_together(self) -> Seed:
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
         problems = name_problems(shapes, self.dims, self.call)
+        if self.independent is not None and any(
+            not shape or shape[0] != self.independent or self.independent in shape[1:] for shape in shapes.values()
+        ):
+            text = f"{self.independent!r} has to be the first dimension of every input, and no other one"
+            problems.append((("independent",), text))
         if problems:
             raise ValueError("; ".join(f"{'.'.join(map(str, path))}: {text}" for path, text in problems))
         return self

@@ -1,0 +1,88 @@
+"""Batches: what may run together, that answers come apart again, and that a hit in a batch is found alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from campaign_runs import TARGET, events, seed_folder, xbfuzz
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzzer.backends.session import Answer
+from fuzzer.campaign import batch
+from fuzzer.seeds import Seed
+
+
+def seed_of(most: int) -> Seed:
+    raw = {
+        "name": "s",
+        "model": {"source": "library", "name": "none"},
+        "inputs": {"x": {"kind": "floats", "shape": ["b", "w"]}, "y": {"kind": "floats", "shape": ["b"]}},
+        "dims": {"b": {"size": 1, "min": 0, "max": most}, "w": {"size": 3, "max": 9}},
+        "independent": "b",
+    }
+    return Seed.model_validate_json(json.dumps(raw))
+
+
+def sample(size: int, width: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.rand(size, width), "y": torch.rand(size)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 2)), min_size=1, max_size=8), st.integers(4, 9))
+def test_groups_hold_every_sample_once_and_fit_together(sizes: list[tuple[int, int]], most: int) -> None:
+    samples = [sample(*size) for size in sizes]
+    groups = batch.groups(seed_of(most), samples)
+    assert sorted(index for group in groups for index in group) == list(range(len(samples)))
+    for group in groups:
+        assert len({samples[i]["x"].shape[1] for i in group}) == 1
+        assert len(group) == 1 or 0 < sum(sizes[i][0] for i in group) <= most
+        whole = batch.joined([samples[i] for i in group])
+        parts = batch.split(Answer(leaves=dict(whole)), [sizes[i][0] for i in group])
+        assert parts is not None
+        for part, i in zip(parts, group, strict=True):
+            assert part.leaves is not None
+            assert all(torch.equal(part.leaves[name], samples[i][name]) for name in ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(leaves={"$": torch.ones(3)}),
+        Answer(leaves={"$": torch.tensor(1.0)}),
+        Answer(leaves={"$": 1.0}),
+        Answer(leaves={"$": torch.ones(4)}, changed=["input x"]),
+        Answer(),
+    ],
+)
+def test_an_answer_that_does_not_come_apart_is_none(answer: Answer) -> None:
+    assert batch.split(answer, [1, 3]) is None
+
+
+def test_an_independent_dimension_is_the_first_of_every_input() -> None:
+    raw = seed_of(4).model_dump(mode="json") | {"independent": "w"}
+    with pytest.raises(ValueError, match="'w' has to be the first dimension of every input"):
+        Seed.model_validate_json(json.dumps(raw))
+
+
+@pytest.mark.slow
+def test_a_hit_in_a_batch_is_run_alone_and_stored(tmp_path: Path, cache: Path) -> None:
+    seeds = seed_folder(tmp_path / "seeds", {"nan": "drops-nan"})
+    text = (seeds / "nan.yaml").read_text()
+    said = {}
+    for name, more in (("alone", ""), ("batched", "independent: n\n")):
+        (seeds / "nan.yaml").write_text(text + more)
+        done = xbfuzz(
+            *("run", "seeds", "--rng-seed", "1", "--max-execs", "40", "--out", name, "--cache", cache, "--json"),
+            cwd=tmp_path,
+        )
+        assert done.stdout, done.stderr
+        said[name] = json.loads(done.stdout)
+        runs = [event["index"] for event in events(tmp_path / name) if event["event"] == "run"]
+        assert sorted(runs) == list(range(40)), "every input once"
+    assert said["batched"]["digest"] == said["alone"]["digest"]
+    assert said["batched"]["outcomes"] == said["alone"]["outcomes"]
+    assert {f["id"] for f in said["batched"]["findings"]} == {f["id"] for f in said["alone"]["findings"]}
+    assert said["batched"]["targets"][0]["backend"] == TARGET
