@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.planted.backend import Planted
 from benchmarks.planted.fault import Mechanism
 from benchmarks.planted.faults import CONTROLS, FAULTS
+from benchmarks.planted.modules import Linear
 from fuzzer.backends.registry import parse
 from fuzzer.inputs import base_sample, sample_with_dims
 from fuzzer.models import build_model
@@ -100,7 +101,7 @@ def test_top_k_takes_the_last_of_equal_values() -> None:
 def test_a_product_of_small_numbers_is_summed_in_float16() -> None:
     backend = prepared("half_accumulation")
     x = torch.full((4, 16), 0.8)
-    right, wrong = x @ backend._inside.model.module.weight, backend.run({"x": x})  # type: ignore[union-attr]
+    right, wrong = Linear()(x), backend.run({"x": x})
     assert torch.equal(wrong, wrong.half().float())
     assert 0 < float((wrong - right).abs().max()) < 16 * 2.0**-9
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.planted.rate import measure
 from benchmarks.planted.study import Scale, read, run
-from benchmarks.planted.trial import Trial, run_trial
+from benchmarks.planted.trial import Trial, fault_named, run_trial, seed_named, where_for
+from fuzzer.backends.session import Session, State
 from fuzzer.errors import InputError
+from fuzzer.inputs import base_sample
 
 
 def tried(name: str, arm: str = "full", budget: int = 300, follow: float = 0.0) -> Trial:
@@ -85,3 +88,27 @@ def test_pytorch_s_own_compile_error_is_found_when_the_target_is_prepared(monkey
     assert (trial.detected_at, trial.executions) == (1, 0)
     assert trial.after is not None
     assert trial.after.label == "execution/unsupported"
+
+
+def sessions(backend: str, name: str) -> Session:
+    return Session(seed_named(name), backend, base_sample(seed_named(name), 0), where_for(fault_named(name)))
+
+
+def test_a_session_without_a_process_answers_like_the_module_and_sees_what_a_run_changed() -> None:
+    session = sessions("planted:cpu?fault=writes_input", "writes_input")
+    assert session.prepare() is State.READY
+    answer = session.run({"x": torch.tensor([1.0, -2.0, 3.0, -4.0])})
+    assert answer.leaves is not None
+    torch.testing.assert_close(answer.leaves, {"$": torch.tensor([1.0, 0.0, 3.0, 0.0])})
+    assert answer.changed == ["input x"]
+    assert session.evidence["canary"] == {"reached": 1, "triggered": 1}
+    session.close()
+    assert session.state is State.IDLE
+
+
+def test_a_session_without_a_process_says_what_a_run_raised() -> None:
+    session = sessions("eager:cpu", "last_tile")
+    session.prepare()
+    answer = session.run({})
+    assert answer.failure is not None
+    assert (answer.failure.kind, answer.failure.type) == ("exception", "KeyError")

@@ -31,7 +31,7 @@ def draw(record: Record, path: Path) -> None:
         KaplanMeierFitter(label=f"{arm} ({len(chosen)} faults, {len(times)} trials)").fit(
             times, found
         ).plot_survival_function(ax=axes)
-    axes.set(xscale="log", xlabel="executions", ylabel="trials that have not found their fault", ylim=(0, 1.02))
+    axes.set(xscale="log", xlabel="executions", ylabel="trials that have not found their fault", ylim=(0, 1.05))
     about = record.about
     axes.set_title(
         f"Planted faults that uniform inputs find slower than 1 in 100; {about['processor']}, torch {about['torch']}",
