@@ -14,11 +14,14 @@ from torch import Tensor
 
 from fuzzer.backends.onnx_oracle import OnnxNodes, widened
 from fuzzer.backends.oracle import Oracle
+from fuzzer.backends.protocol import ORACLE
+from fuzzer.backends.session import Session, State, Where
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import Unsupported
 from fuzzer.models import Model
 from fuzzer.seeds import InputSpec, ModelSpec, Seed
 from fuzzer.trees import flatten
+from fuzzer.verify.examine import DRAWS, ask_oracle
 from fuzzer.verify.noise import OracleAnswer, noise_floor
 
 torch.set_num_threads(1)
@@ -30,7 +33,7 @@ def file_of(folder: Path, nodes: list[Any], dtype: int = TensorProto.FLOAT) -> P
     """A file from x (n, 64) to y through `nodes`, with the weight w."""
     weight = numpy_helper.from_array(WEIGHT.numpy(), "w")
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])]
-    outputs = [helper.make_tensor_value_info("y", dtype, None)]
+    outputs = [helper.make_tensor_value_info("y", dtype, ["n", "m"])]
     graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     path = folder / "model.onnx"
@@ -133,3 +136,24 @@ def test_nothing_moves_outside_of_moving(tmp_path: Path) -> None:
     with module.moving(lambda tensor: tensor + 1):
         assert not torch.equal(module(X)["y"], first)
     assert torch.equal(module(X)["y"], first)
+
+
+@pytest.mark.slow
+def test_a_worker_judges_a_file_that_does_not_convert(tmp_path: Path) -> None:
+    """Shrink is an operator that no conversion has: x − bias above lambd, x + bias below −lambd, else 0."""
+    nodes = [PRODUCT[0], helper.make_node("Shrink", ["h"], ["y"], lambd=0.5, bias=0.25)]
+    path = file_of(tmp_path, nodes)
+    inputs = {"x": InputSpec(kind="floats", shape=[2, 64])}
+    seed = Seed(name="tiny", model=ModelSpec(source="onnx", path="model.onnx"), inputs=inputs).at(path.parent)
+    session = Session(seed, ORACLE, {"x": X}, Where(cache=None))
+    try:
+        assert session.prepare() is State.READY, session.reason
+        found = ask_oracle(session, {"x": X}, rng_seed=0)
+    finally:
+        session.close()
+    h = X.double() @ WEIGHT.double()
+    expected = torch.where(h > 0.5, h - 0.25, torch.where(h < -0.5, h + 0.25, 0.0))
+    assert found.truth is not None
+    torch.testing.assert_close(found.truth[".y"], expected, rtol=1e-12, atol=1e-12)
+    assert len(found.draws) == DRAWS
+    assert any(not torch.equal(draw[".y"], found.plain[".y"]) for draw in found.draws)  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ from fuzzer.verify.verdict import Blame, Difference, Kind
 
 __all__ = ["THRESHOLD", "Judgement", "OracleAnswer", "judge", "noise_floor"]
 
-#: Noise floors: benign reorderings stay below 2, one element moved by 1e-4 of an output's spread is 11 or more.
+#: Noise floors: other orders, layouts and kernels stay below 2; TF32, float16 and swapped logits are tens to thousands
+#: (`benchmarks/floor.py`).
 THRESHOLD = 5.0
 #: Movement that grows less than this when the amplitude grows fivefold is a decision that flips, not noise.
 _DECISION_GROWTH = 2.0
