@@ -204,3 +204,20 @@ class TestFiles:
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no file"):
         build_model(seed_of(tmp_path / "gone.onnx", {"x": [1]}), None)
+
+
+def test_a_file_that_does_not_convert_is_compared_with_itself_as_written(tmp_path: Path) -> None:
+    from fuzzer.backends.session import Where
+    from fuzzer.campaign.lane import Lane
+    from fuzzer.campaign.plan import Planned
+
+    seed = seed_of(shaped(tmp_path / "m.onnx"), {"x": [2, 4]})
+    planned = Planned(seed, "eager:cpu", {"onnxruntime:cpu": None, "onnxruntime:cpu?opt=none": None})
+    lane = Lane(planned, Where(None), 0, [])
+    lane.reference.reason = "load: no such operator"
+    assert lane.compare_with_itself()
+    assert lane.reference.backend == lane.planned.reference == lane.seed.reference == "onnxruntime:cpu?opt=none"
+    assert [target.spec for target in lane.targets] == ["onnxruntime:cpu"]
+    assert lane.no_module == "load: no such operator"
+    assert not lane.failed
+    assert not lane.compare_with_itself()
