@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from campaign_runs import TARGET, events, seed_folder, xbfuzz
+from campaign_runs import events, seed_folder, xbfuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,20 +69,20 @@ def test_an_independent_dimension_is_the_first_of_every_input() -> None:
 
 @pytest.mark.slow
 def test_a_hit_in_a_batch_is_run_alone_and_stored(tmp_path: Path, cache: Path) -> None:
-    seeds = seed_folder(tmp_path / "seeds", {"nan": "drops-nan"})
-    text = (seeds / "nan.yaml").read_text()
-    said = {}
-    for name, more in (("alone", ""), ("batched", "independent: n\n")):
-        (seeds / "nan.yaml").write_text(text + more)
-        done = xbfuzz(
-            *("run", "seeds", "--rng-seed", "1", "--max-execs", "40", "--out", name, "--cache", cache, "--json"),
-            cwd=tmp_path,
-        )
-        assert done.stdout, done.stderr
-        said[name] = json.loads(done.stdout)
-        runs = [event["index"] for event in events(tmp_path / name) if event["event"] == "run"]
-        assert sorted(runs) == list(range(40)), "every input once"
-    assert said["batched"]["digest"] == said["alone"]["digest"]
-    assert said["batched"]["outcomes"] == said["alone"]["outcomes"]
-    assert {f["id"] for f in said["batched"]["findings"]} == {f["id"] for f in said["alone"]["findings"]}
-    assert said["batched"]["targets"][0]["backend"] == TARGET
+    seeds = seed_folder(
+        tmp_path / "seeds", {"nan": "drops-nan"}, extra="dims: {n: {size: 2, max: 16}}\nindependent: n\n"
+    )
+    (seeds / "nan.yaml").write_text((seeds / "nan.yaml").read_text().replace("shape: [2, 4]", "shape: [n, 4]"))
+    done = xbfuzz(
+        *("run", "seeds", "--rng-seed", "1", "--max-execs", "44", "--out", "out", "--cache", cache, "--json"),
+        cwd=tmp_path,
+    )
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout)
+    runs = [event["index"] for event in events(tmp_path / "out") if event["event"] == "run"]
+    assert runs == list(range(44)), "every input once, in order, the last four without a batch"
+    (nan,) = [finding for finding in said["findings"] if finding["kind"] == "nonfinite"]
+    assert nan["standing"] == "stored"
+    assert (nan["target"], nan["blame"]) == ("eager:cpu", "target")
+    assert said["outcomes"]["mismatch"] == sum(finding["count"] for finding in said["findings"])
+    assert said["outcomes"]["pass"] > 20
