@@ -25,6 +25,7 @@ from fuzzer.backends.session import State, Where
 from fuzzer.cli import main
 from fuzzer.crashes.replay import CrashState, replay
 from fuzzer.crashes.store import load_crash
+from fuzzer.diagnose.interventions import registered
 from fuzzer.errors import InputError, PluginError, SeedError, SpecError
 from fuzzer.mutate import find_mutator, mutator_names
 from fuzzer.plugins import GROUPS, PLUGINS, SHIPPED, Plugin, load_plugins, origin
@@ -84,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Plugin]]:
     """`load_plugins`, of one file or module; what it brought is forgotten when the test ends."""
     monkeypatch.setenv(PLUGINS, "")
+    load_plugins()  # what is shipped stays
     before = dict(plugins._loaded)
     yield lambda name: load_plugins([str(name)])[-1]
     for name, plugin in list(plugins._loaded.items()):
@@ -313,6 +315,13 @@ def test_the_mutator_of_the_page_clears_every_second_column(folder: Path, load: 
     seed = load_seed(folder / "scorer.yaml")
     changed = find_mutator("stripes").apply(seed, {"x": torch.ones(4, 8)}, {"input": "x"})
     assert changed["x"].tolist() == [[0.0, 1.0] * 4] * 4
+
+
+def test_the_intervention_of_the_page_is_one_of_those_that_a_diagnosis_tries(
+    folder: Path, load: Callable[..., Plugin]
+) -> None:
+    assert load(folder / "exact_weights.py").registered == {"interventions": ("exact-weights",)}
+    assert registered()["exact-weights"].proves("numeric/wrong-value") == "numeric/reduced-precision"
 
 
 @pytest.fixture(scope="module")
