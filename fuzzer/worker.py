@@ -272,7 +272,8 @@ class _Holder:
     def graph(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """The module as a graph of operators, for reduction."""
         from fuzzer import tensors
-        from fuzzer.models.capture import CannotCapture, capture
+        from fuzzer.models.capture import capture
+        from fuzzer.models.graph import CannotCapture
 
         _seed_generators(int(frame.header.get("rng_seed", 0)))
         try:
