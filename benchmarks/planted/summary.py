@@ -105,6 +105,7 @@ def _compared(
     both = sorted(set(arms[FULL]) & set(arms[other]))
     alone = {name: log_rank([(arms[FULL][name], arms[other][name])]) for name in both}
     result: dict[str, Any] = {
+        "fewest_trials": min((len(arms[arm][name].times) for arm in (FULL, other) for name in both), default=0),
         "logrank_p": log_rank((arms[FULL][name], arms[other][name]) for name in both),
         "logrank_p_by_fault": alone,
         "logrank_p_holm": holm(alone),
