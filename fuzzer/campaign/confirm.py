@@ -194,7 +194,9 @@ class Confirmer:
         try:
             where = Where(self._where.cache, self._start)
             crash = load_crash(confirmed.folder)
-            found = reduce_crash(crash, where, budget_s=self._reduce_s, notes=self._crashes, bench=bench)
+            # The model stays whole: tier 2 and the diagnosis ask for its layers. `xbfuzz reduce` takes it apart.
+            how: Any = {"notes": self._crashes, "bench": bench, "graph": False}
+            found = reduce_crash(crash, where, budget_s=self._reduce_s, **how)
             crash = self._observed(found.crash, where)
             if crash is not found.crash or found.outcome is Outcome.REDUCED:
                 if self._stop.is_set():  # what its processes said then is not the finding's doing
