@@ -422,6 +422,14 @@ def test_an_answer_on_one_side_or_in_another_shape_fails_and_truth_says_whose_fa
         assert evaluate(task("classification"), other, rows, truth=rows).blame is Blame.REFERENCE
 
 
+def test_class_indices_where_scores_were_is_another_shape_even_of_as_many_numbers() -> None:
+    scores, indices = {"$": torch.rand(2, 4)}, {"$": torch.zeros(2, 4, dtype=torch.int64)}
+    for first, second in ((scores, indices), (indices, scores)):
+        found = evaluate(task("classification"), first, second, truth=first)
+        assert (found.status, found.blame) == ("fail", Blame.TARGET)
+        assert "in shape" in found.sentence
+
+
 ODD = [0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, math.inf, -math.inf, math.nan]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 

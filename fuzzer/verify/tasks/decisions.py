@@ -34,7 +34,8 @@ class Decisions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple((self.labels if self.scores is None else self.scores).shape)
+        """Of the labels, then the number of classes; 1 for indices, so that they are never compared with scores."""
+        return (*self.labels.shape, 1 if self.scores is None else self.scores.shape[-1])
 
 
 @dataclass(frozen=True)
