@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import typing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 
 from fuzzer.campaign.corpus import keep, read
 from fuzzer.campaign.findings import Finding, Ledger, Standing
-from fuzzer.campaign.plan import PLAIN_INPUTS, Options, check_seed, make_plan, next_recipe, run_seed
+from fuzzer.campaign.plan import PLAIN_INPUTS, Options, check_seed, make_plan, next_recipe, run_seed, size
 from fuzzer.crashes.signature import Signature
 from fuzzer.errors import InputError, SpecError
 from fuzzer.mutate.havoc import apply_recipe, propose_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.reduce.recipe import shrink_recipe
-from fuzzer.seeds import Seed
+from fuzzer.seeds import ModelSpec, Seed
 
 
 def seed(name: str = "one", size: int = 8, **changes: Any) -> Seed:
@@ -52,6 +53,15 @@ def test_small_seeds_come_first_and_the_reference_is_no_target() -> None:
     assert [planned.seed.name for planned in plan.seeds] == ["small", "large"]
     assert list(plan.seeds[0].targets) == ["dynamo:cpu"]
     assert plan.seeds[0].inputs is None
+
+
+@pytest.mark.parametrize("source", typing.get_args(ModelSpec.model_fields["source"].annotation))
+def test_seeds_of_every_source_have_a_place_in_the_order(source: str) -> None:
+    fields = {"name": "m", "path": "m", "builder": "m:m", "graph": {}}
+    needed = {"library": "name", "hub": "name path", "repo": "path builder", "builder": "builder", "graph": "graph"}
+    model = {"source": source, **{key: fields[key] for key in needed.get(source, "path").split()}}
+    small = {"onnx", "builder", "graph"}  # usually ready before a library has been imported or an archive read
+    assert size(seed(model=model))[0] == (source not in small)
 
 
 def test_names_that_do_not_exist_are_told_with_the_nearest_before_anything_runs() -> None:

@@ -114,7 +114,8 @@ def size(seed: Seed) -> tuple[int, int, str]:
         for side in spec.shape:
             product *= side if isinstance(side, int) else max(seed.dims[side].size, 1)
         elements += product
-    return {"onnx": 0, "builder": 0, "library": 1}[seed.model.source], elements, seed.name
+    large = seed.model.source in ("library", "repo", "hub", "exported")
+    return int(large), elements, seed.name
 
 
 def _share(plan: Plan, executions: int) -> None:
