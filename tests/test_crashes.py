@@ -393,6 +393,48 @@ def test_a_library_model_runs_no_code_of_the_crash(tmp_path: Path) -> None:
     assert needs_trust(pool_crash(seed), tmp_path / "elsewhere") is None
 
 
+def hub_or_repo_crash(folder: Path, source: str) -> Crash:
+    """A crash whose seed names `Pool` in a `hubconf.py`, or in a package of a repository, in `folder`."""
+    file = folder / ("hubconf.py" if source == "hub" else "nets/pool.py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text(POOL)
+    names = {"name": "Pool"} if source == "hub" else {"builder": "nets.pool:Pool"}
+    seed = builder_seed(folder.parent, model={"source": source, "path": folder.name, **names})
+    return pool_crash(seed)
+
+
+@pytest.mark.parametrize("source", ["hub", "repo"])
+def test_a_hub_folder_or_repository_needs_trust_outside_the_project_only(source: str, tmp_path: Path) -> None:
+    crash = hub_or_repo_crash(tmp_path / "project" / "models", source)
+    assert needs_trust(crash, tmp_path / "project") is None
+    (tmp_path / "other").mkdir()
+    assert "outside" in str(needs_trust(crash, tmp_path / "other"))
+
+
+@pytest.mark.parametrize("source", ["hub", "repo"])
+def test_a_hub_folder_or_repository_in_a_crash_folder_needs_trust(source: str, tmp_path: Path) -> None:
+    crash = hub_or_repo_crash(tmp_path / "crashes" / "one" / "models", source)
+    (tmp_path / "crashes" / "one" / "crash.yaml").touch()
+    assert "crash's folder" in str(needs_trust(crash, tmp_path))
+
+
+def test_an_entry_point_that_the_hubconf_only_imports_needs_trust(tmp_path: Path) -> None:
+    hub_or_repo_crash(tmp_path / "models", "hub")
+    model = {"source": "hub", "path": "models", "name": "torch"}
+    assert "does not define" in str(needs_trust(pool_crash(builder_seed(tmp_path, model=model)), tmp_path))
+
+
+def test_a_repository_of_torch_hub_needs_trust_wherever_its_copy_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    hub_or_repo_crash(tmp_path / "owner_models_main", "hub")
+    model = {"source": "hub", "repo": "owner/models:main", "name": "Pool"}
+    reason = needs_trust(pool_crash(builder_seed(tmp_path, model=model)), tmp_path)
+    assert reason == "its seed runs code of owner/models:main from torch.hub"
+
+
 # Literals
 
 

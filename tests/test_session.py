@@ -403,11 +403,13 @@ class TestPreparing:
         assert session.failure.kind == "unsupported"
         assert session.reason == "load: an ONNX file has no PyTorch module"
 
-    def test_a_backend_that_does_not_exist_is_the_harness_s_fault(self, folder: Path, where: Where) -> None:
+    def test_a_backend_that_a_worker_does_not_know_is_unsupported_there(self, folder: Path, where: Where) -> None:
+        # the command line knows it, so its plug-in is missing in the worker's interpreter: no fault of the harness
         session = Session(seed(folder), "tvm:cpu", EXAMPLE, where)
         assert session.prepare() is State.REFUSED
         assert session.failure is not None
-        assert (session.failure.kind, session.failure.type) == ("internal", "SpecError")
+        assert (session.failure.kind, session.failure.type) == ("unsupported", "SpecError")
+        assert session.reason.startswith("plug-in: no backend is called 'tvm'")
 
     @pytest.mark.parametrize(
         ("then", "kind", "message"),
