@@ -76,9 +76,13 @@ class Trick(nn.Module):
             (HERE / "pid").write_text(str(os.getpid()))
             time.sleep(60)
         if self.mode == "drops-nan":
-            flag = HERE / "flaky"
-            if flag.exists() and self.calls > 2:
+            if (HERE / "first").exists() and self.calls > 2:
                 return y
+            flag = HERE / "flaky"  # names the process that drops NaN, in its first two calls
+            if flag.exists():
+                flag.write_text(flag.read_text() or str(os.getpid()))
+                if self.calls > 2 or flag.read_text() != str(os.getpid()):
+                    return y
             y = torch.where(torch.isnan(y), 0.0, y)
             return y + 1e6 if bool((x == 1234).all()) else y
         return y

@@ -37,6 +37,7 @@ CASES: dict[str, Callable[[Crash], Crash]] = {
     "wasfixed": lambda found: replace(found, inputs={"x": PLAIN}, expect="agrees"),
     "changed": lambda found: replace(found, inputs={"x": torch.full((2, 4), 1234.0)}),
     "flaky": lambda found: found,
+    "first": lambda found: found,
     "elsewhere": lambda found: replace(
         found,
         target="eager:cuda",
@@ -56,7 +57,8 @@ def said(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Said:
     place = tmp_path_factory.mktemp("replay")
     for name, change in CASES.items():
         write_crash(place / "crashes", change(crash(place / "code" / name, name)))
-    (place / "code" / "flaky" / "flaky").touch()
+    for name in ("flaky", "first"):
+        (place / "code" / name / name).touch()
     done = xbfuzz("replay", "--json", "--cache", cache, cwd=place)
     assert done.stdout, done.stderr
     said = json.loads(done.stdout)["crashes"]
@@ -74,6 +76,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Said:
         ("wasfixed", "fixed", True),
         ("changed", "changed", False),
         ("flaky", "flaky", False),
+        ("first", "reproduces", True),
         ("elsewhere", "unavailable", True),
     ],
 )
@@ -93,6 +96,12 @@ def test_attempts_are_counted(said: Said) -> None:
     assert counts["fixed"] == (0, 3)
     assert counts["flaky"] == (1, 3)
     assert said.crashes["flaky"]["detail"] == "1 of 3 attempts reproduce it"
+
+
+def test_what_each_fresh_process_shows_once_reproduces(said: Said) -> None:
+    first = said.crashes["first"]
+    assert (first["reproduced"], first["attempts"]) == (3, 3)
+    assert first["detail"] == "in each fresh process, and not again in the same one"
 
 
 def test_what_it_changed_to_is_named(said: Said) -> None:

@@ -117,8 +117,9 @@ def replay(
 ) -> Replayed:
     """Run a crash's input on its two backends in fresh processes, and judge the answers as a campaign does.
 
-    The first attempt decides what is seen; the others tell flaky from reproduces and from fixed. `keep_weights`: ask
-    the reference for its state dict (a campaign stores it). `bench`: sessions that nothing ran in yet; they stay open.
+    The first attempt decides what is seen; the others tell flaky from reproduces and from fixed, in the same processes,
+    or in fresh ones each where these do not show it twice. `keep_weights`: ask the reference for its state dict (a
+    campaign stores it). `bench`: sessions that nothing ran in yet; they stay open.
     """
     started = time.monotonic()
     result = _replay(crash, where, keep_weights, attempts, bench)
@@ -199,17 +200,26 @@ def close_bench(bench: Bench) -> None:
 def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool, attempts: int) -> Replayed:
     seen: list[Signature | None] = []
     silent: list[str] = []
-    for attempt in range(attempts):
+    fresh = False
+    while len(seen) < attempts:
+        if fresh:
+            close_bench(bench)
         refused = prepare_bench(bench)
         if refused is not None:
             result.detail = f"{refused.backend}: {refused.reason}"
             return result
-        if attempt == 0 and keep_weights:
+        if not seen and keep_weights:
             result.weights = bench.reference.weights()
         examined = examine_crash(crash, bench)
-        if attempt == 0 or examined.verdict.outcome is Outcome.MISMATCH:
+        signature = signature_seen(crash, examined)
+        # The first attempt ran in processes that had run nothing. Where one that has does not show it, the call may
+        # count, not chance: such an attempt says nothing, and from now on each starts from fresh processes.
+        if not fresh and seen and seen[0] == crash.signature != signature:
+            fresh = True
+            continue
+        if not seen or examined.verdict.outcome is Outcome.MISMATCH:
             result.examined = examined
-        seen.append(signature_seen(crash, examined))
+        seen.append(signature)
         if _nothing_compared(crash, examined):
             silent.append("; ".join(examined.verdict.notes))
     result.attempts, result.reproduced = len(seen), seen.count(crash.signature)
@@ -217,6 +227,8 @@ def _attempt(crash: Crash, bench: Bench, result: Replayed, keep_weights: bool, a
         result.detail = f"nothing was compared: {silent[0]}"
         return result
     result.state, result.detail = _state(crash, seen, result)
+    if fresh and result.state is CrashState.REPRODUCES:
+        result.detail = "in each fresh process, and not again in the same one"
     return result
 
 

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor
 
 from fuzzer.backends.adapted import Adaptation
+from fuzzer.backends.session import Answer
 from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.interventions import Intervention, Variant, register
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change, Rerun
 from fuzzer.trees import Leaves
+from fuzzer.verify.examine import Examined
 from fuzzer.verify.judge import THRESHOLD
 from fuzzer.verify.verdict import Blame, Kind
 
 COMPILED = ("dynamo", "aot_eager", "inductor")
+#: First answers that must be alike, in a fresh process each; later calls in one process that must agree.
+FIRSTS, LATERS = 3, 3
 #: Operators of PyTorch that draw random numbers, by the start of their names.
 _RANDOM = ("aten.rand", "aten.bernoulli", "aten.dropout", "aten.normal", "aten.multinomial", "aten.uniform")
 _MORE_RANDOM = ("aten.exponential", "aten.native_dropout", "aten.poisson", "aten.alpha_dropout", "aten.feature_dropout")
@@ -160,7 +164,7 @@ def _equal(left: Leaves, right: Leaves) -> bool:
 @register
 class FreshProcess(Intervention):
     """A backend whose answers depend on the calls before says in each fresh process the same first thing, and then
-    another; one that wavers says something else each time."""
+    another, from which it does not waver; one that wavers says something else each time."""
 
     name = "fresh-process"
     changed = "fresh processes, the same input"
@@ -172,22 +176,31 @@ class FreshProcess(Intervention):
 
     def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
         before = size(finding.examined)
-        firsts = []
-        for _ in range(2):
-            try:
-                examined = rerun(finding.sample, Change(fresh=True))
-            except CannotRerun as error:
-                return Trial(self.name, self.changed, Seen.NOTHING, before, detail=str(error))
-            side = examined.reference if finding.difference.blame is Blame.REFERENCE else examined.target
-            firsts.append((side.leaves, examined.reference.leaves, examined))
-        if firsts[0][0] is None or firsts[1][0] is None:
-            return Trial(self.name, self.changed, Seen.UNCHANGED, before, size(firsts[0][2]))
-        steady = _equal(firsts[0][0], firsts[1][0])
-        if finding.difference.kind is not Kind.NONDETERMINISM:
-            return Trial(self.name, self.changed, finding.judged(firsts[0][2]), before, size(firsts[0][2]))
-        detail = "the first answer is the same in each" if steady else "the first answers differ"
-        seen = Seen.GONE if steady else Seen.UNCHANGED
-        return Trial(self.name, self.changed, seen, before, "", detail, Change(fresh=True))
+        wavers = finding.difference.kind is Kind.NONDETERMINISM
+        try:
+            firsts = [rerun(finding.sample, Change(fresh=True)) for _ in range(FIRSTS if wavers else 1)]
+            laters = [rerun(finding.sample) for _ in range(1 + LATERS)][1:] if wavers else []
+        except CannotRerun as error:
+            return Trial(self.name, self.changed, Seen.NOTHING, before, detail=str(error))
+        if not wavers:
+            return Trial(self.name, self.changed, finding.judged(firsts[0]), before, size(firsts[0]))
+        answers = [_side(finding, one).leaves for one in firsts]
+        if answers[0] is None or any(one is None or not _equal(answers[0], one) for one in answers):
+            return Trial(self.name, self.changed, Seen.UNCHANGED, before, "", "the first answers differ")
+        if not all(_wavers(one) for one in firsts):
+            return Trial(self.name, self.changed, Seen.UNCHANGED, before, "", "not in each of them")
+        if any(_wavers(one) for one in laters):
+            return Trial(self.name, self.changed, Seen.UNCHANGED, before, "", "later calls disagree too")
+        detail = f"the first answer is the same in {FIRSTS} of them; later calls in one process agree with each other"
+        return Trial(self.name, self.changed, Seen.GONE, before, "", detail, Change(fresh=True))
+
+
+def _side(finding: Finding, examined: Examined) -> Answer:
+    return examined.reference if finding.difference.blame is Blame.REFERENCE else examined.target
+
+
+def _wavers(examined: Examined) -> bool:
+    return any(one.kind is Kind.NONDETERMINISM for one in examined.verdict.differences)
 
 
 @register
