@@ -85,6 +85,9 @@ class Session:
         self._where = where
         self._worker: Worker | None = None
         self._reused = False
+        self._keeps_spare = self._has_died = False
+        self._spare: Worker | None = None
+        self._outdated = False  # the spare has been asked to prepare another model
 
     @property
     def pid(self) -> int | None:
@@ -96,9 +99,27 @@ class Session:
         if self._reused and self._worker is not None and self._worker.dead is None:
             self._ask_to_prepare(self._worker)
             return
+        spare, self._spare = self._spare, None
         self.close()
-        self._worker = self._started(BackendSpec.parse(self.backend))
-        self._ask_to_prepare(self._worker)
+        if spare is not None and not self._outdated:  # it prepares this model already, or has died of it
+            self._worker, self.state = spare, State.PREPARING
+        elif spare is not None and not isinstance(spare.wait(), Death):
+            self._worker = spare
+            self._ask_to_prepare(spare)
+        else:
+            self._worker = self._started(BackendSpec.parse(self.backend))
+            self._ask_to_prepare(self._worker)
+        if self._keeps_spare and self._has_died:
+            self._spare = self._started(BackendSpec.parse(self.backend))
+            self._ask_to_prepare(self._spare)
+            self._outdated = False
+
+    def keep_spare(self) -> None:
+        """Once a process has died, have another one prepare the model in advance, to stand in for the next that dies.
+
+        For a long row of inputs on which a backend may die: none of them has to wait for the whole start.
+        """
+        self._keeps_spare = True
 
     def take(self, seed: Seed, example: Mapping[str, Tensor]) -> None:
         """Go on with another model, which is prepared next, from now on in the process that there is.
@@ -108,6 +129,7 @@ class Session:
         """
         self.seed, self._example, self._reused = seed, dict(example), True
         self.state = State.IDLE
+        self._outdated = True
 
     def _started(self, spec: BackendSpec) -> Worker:
         how = {"command": worker_command(spec.python)} if spec.python else {}
@@ -115,7 +137,8 @@ class Session:
         return self._where.start(f"{self.backend} for {self.seed.name}", **how)
 
     def _ask_to_prepare(self, worker: Worker) -> None:
-        self.state = State.PREPARING
+        if worker is self._worker:
+            self.state = State.PREPARING
         header = {
             "do": "prepare",
             "seed": seed_to_json(self.seed),
@@ -171,8 +194,7 @@ class Session:
         assert self._worker is not None
         reply = self._worker.wait()
         if isinstance(reply, Death):
-            self.state = State.IDLE
-            self.close()
+            self._died()
             return Answer(death=reply)
         self.evidence = reply.header.get("evidence", self.evidence)
         words = [str(word) for word in reply.header.get("inside", ())]
@@ -252,13 +274,25 @@ class Session:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
+        self._drop_spare()
         if self.state in (State.READY, State.PREPARING):
             self.state = State.IDLE
+
+    def _died(self) -> None:
+        """The process is gone; a spare one stays for the next sample."""
+        assert self._worker is not None
+        self._worker.kill()
+        self._worker, self.state, self._has_died = None, State.IDLE, True
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
 
     def _prepared(self, reply: Frame | Death) -> None:
         if isinstance(reply, Death):
             self.state, self.reason, self.death = State.DEAD, reply.message, reply
-            self._worker = None
+            self._worker, self._has_died = None, True
             return
         self.failure = reply.failure
         if self.failure is not None:

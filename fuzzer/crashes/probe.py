@@ -58,6 +58,8 @@ class Probe:
     def __init__(self, crash: Crash, bench: Bench) -> None:
         self._crash = crash
         self._bench = bench
+        bench.reference.keep_spare()
+        bench.target.keep_spare()
         self.slips: dict[Fault, Slip] = {}
         self.wanted: Fault | None = None
         self.refused = ""
