@@ -195,6 +195,39 @@ def test_an_infinity_from_finite_inputs_is_overflow() -> None:
     assert diagnose(Kind.NONFINITE, x, reference, (x.exp() + x.exp()).log()) == "numeric/overflow?"
 
 
+@pytest.mark.parametrize("lost", [0.0, NAN])
+def test_nan_and_zeros_from_squares_that_overflow_are_overflow_too(lost: float) -> None:
+    x = torch.tensor([1e30, -1e30, 5e29, 2e29])
+    truth = F.layer_norm(x.double(), (4,))
+    target = torch.full((4,), lost)
+    kind = Kind.VALUE if lost == 0.0 else Kind.NONFINITE
+    label = diagnose(kind, x, truth.float(), target, truth=truth, blame=Blame.TARGET)
+    assert label == "numeric/overflow?"
+    small = diagnose(kind, x / 1e30, truth.float(), target, truth=truth, blame=Blame.TARGET)
+    assert small == ("numeric/wrong-value?" if lost == 0.0 else "numeric/nonfinite?")
+
+
+def test_finite_elements_that_are_wrong_beside_nan_are_not_explained_by_it() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0])
+    truth, target = x.double().abs(), torch.tensor([7.0, NAN, 3.0])
+    nan, wrong = (Difference("$", kind, "seen", blame=Blame.TARGET) for kind in (Kind.NONFINITE, Kind.VALUE))
+    for differences, label in (((nan,), "numeric/nonfinite?"), ((nan, wrong), "numeric/wrong-value?")):
+        sides = {"$": x.abs()}, {"$": target}, {"$": truth}
+        assert str(provisional(verdict(*differences), *sides, {"x": x}).label) == label
+
+
+def test_a_long_sum_that_is_a_little_off_in_one_direction_is_accumulation() -> None:
+    x = torch.full((3, 4096), 0.1)
+    truth = x.double().sum(1)
+    running = truth.float() * torch.tensor([0.9999, 0.9998, 0.9999])
+    label = diagnose(Kind.VALUE, x, truth.float(), running, truth=truth, blame=Blame.TARGET)
+    assert label == "numeric/accumulation?"
+    both_ways = truth.float() * torch.tensor([0.9999, 1.0002, 0.9999])
+    assert diagnose(Kind.VALUE, x, truth.float(), both_ways, truth=truth, blame=Blame.TARGET) == "numeric/wrong-value?"
+    few = diagnose(Kind.VALUE, x[:, :8], truth.float(), running, truth=truth, blame=Blame.TARGET)
+    assert few == "numeric/wrong-value?"
+
+
 def test_infinities_of_other_signs_after_minus_zero_are_about_its_sign() -> None:
     x = torch.tensor([-0.0, 1.0, 2.0, 4.0])
     assert diagnose(Kind.NONFINITE, x, 1 / (x + 0.0), 1 / x) == "numeric/signed-zero?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from fuzzer.diagnose.stage import rungs
 from fuzzer.errors import SpecError
 from fuzzer.verify.compare import compare
 from fuzzer.verify.examine import Examined
-from fuzzer.verify.verdict import Blame, Outcome, Verdict
+from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
 torch.set_num_threads(1)
 INF, NAN = float("inf"), float("nan")
@@ -110,6 +111,95 @@ def test_an_answer_that_depends_on_its_batch_is_proven_by_copies_of_the_sample()
     x = torch.tensor([[1.0, 2.0], [5.0, 9.0]])
     found = diagnosed("numeric/wrong-value", x, lambda y: y / y.amax(1, keepdim=True), lambda y: y / y.max())
     assert str(found.label) == "state/batch"
+
+
+class ByTheBatch(Sides):
+    """A judge that lets a gap pass where all rows are alike: their noise floor is another, their answers are not."""
+
+    def __call__(self, sample: Mapping[str, Tensor], change: Change = NOTHING) -> Examined:
+        found = super().__call__(sample, change)
+        if bool((sample["x"] == sample["x"][0]).all()):
+            found.verdict = Verdict(Outcome.PASS)
+        return found
+
+
+def test_a_side_that_says_of_a_sample_what_it_said_in_another_batch_does_not_depend_on_it() -> None:
+    sides = ByTheBatch(lambda s: s["x"], lambda s: s["x"] * (1 + 2.0**-12))
+    sample = {"x": torch.tensor([[1.0, 2.0], [5.0, 9.0]])}
+    finding = Finding(sample, sides(sample), suspected("numeric/wrong-value"), "eager:cpu", sample)
+    trial = registered()["alone"].attempt(finding, sides)
+    assert trial.seen is Seen.NOTHING
+    assert "both sides say of the sample what they said" in trial.detail
+
+
+def term_by_term(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.add.accumulate(x.numpy())[-1:])  # NumPy adds one by one
+
+
+@pytest.mark.parametrize(
+    ("target", "label"),
+    [
+        (term_by_term, "numeric/accumulation"),
+        (lambda x: x.sum(0, keepdim=True) * 0.99, "numeric/accumulation?"),
+        (lambda x: x[:-1].sum(0, keepdim=True), "numeric/accumulation?"),
+        (lambda x: x.sum(0, keepdim=True) - 1.0 * (x > 0).all(), "numeric/accumulation?"),
+    ],
+    ids=["term by term", "a factor", "the last is left out", "all of them"],
+)
+def test_accumulated_rounding_shrinks_with_the_terms_and_no_other_fault_does(
+    target: Callable[[Tensor], Tensor], label: str
+) -> None:
+    x = torch.full((2**18,), 0.1)
+    found = diagnosed("numeric/accumulation", x, lambda y: y.sum(0, keepdim=True), target, refuses=no_other)
+    assert str(found.label) == label
+
+
+def no_other(change: Change) -> str:
+    return "" if change == NOTHING else "nothing but the input changes here"
+
+
+class Calls(Sides):
+    """The target is wrong in its first `wrong` calls in a process, by what `by` says of the process; each rerun calls
+    it twice."""
+
+    def __init__(self, wrong: int, by: Callable[[int], float]) -> None:
+        super().__init__(lambda s: s["x"], lambda s: s["x"])
+        self._wrong, self._by = wrong, by
+        self._processes, self._calls = 0, [0]
+
+    def __call__(self, sample: Mapping[str, Tensor], change: Change = NOTHING) -> Examined:
+        warm = self._calls
+        if change.fresh:
+            self._processes, self._calls = self._processes + 1, [0]
+        answers = []
+        for _ in range(2):
+            self._calls[0] += 1
+            answers.append(sample["x"] + self._by(self._processes) * (self._calls[0] <= self._wrong))
+        self._calls = warm
+        kind = Kind.NONDETERMINISM
+        seen = [] if torch.equal(*answers) else [Difference("$", kind, "disagrees with itself", blame=Blame.TARGET)]
+        verdict = Verdict(Outcome.MISMATCH if seen else Outcome.PASS, differences=seen)
+        return Examined(verdict, Answer({"$": sample["x"]}), Answer({"$": answers[0]}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "by", "seen"),
+    [
+        (1, lambda process: 1.0, Seen.GONE),
+        (1, lambda process: 1.0 + process, Seen.UNCHANGED),
+        (2, lambda process: 1.0, Seen.UNCHANGED),
+    ],
+    ids=["the first call", "another first answer in each process", "not twice in a fresh process"],
+)
+def test_a_fault_of_the_first_call_is_the_same_in_every_process_and_gone_afterwards(
+    wrong: int, by: Callable[[int], float], seen: Seen
+) -> None:
+    sample = {"x": torch.ones(2)}
+    sides = Calls(1, by)
+    finding = Finding(sample, sides(sample), suspected("state/nondeterminism"), "eager:cpu", sample)
+    trial = registered()["fresh-process"].attempt(finding, Calls(wrong, by))
+    assert trial.seen is seen
+    assert trial.detail
 
 
 def test_what_cannot_be_run_proves_nothing_and_says_why() -> None:

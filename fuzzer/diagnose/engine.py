@@ -5,18 +5,19 @@ Bounded in time: each part begins only while there is some left, and a rerun is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fuzzer.diagnose.finding import Finding, Seen, Trial
 from fuzzer.diagnose.interventions import Intervention, registered
-from fuzzer.diagnose.label import TAXONOMY, UNKNOWN, Label
+from fuzzer.diagnose.label import TAXONOMY, UNKNOWN, Label, suspected
 from fuzzer.diagnose.mitigate import Mitigation, mitigations
 from fuzzer.diagnose.operator import operator_of
-from fuzzer.diagnose.plan import plan
+from fuzzer.diagnose.plan import RULED_OUT, plan
 from fuzzer.diagnose.rerun import CannotRerun, Rerun
 from fuzzer.diagnose.stage import Ladder, climb, rungs
+from fuzzer.verify.verdict import Kind
 
 #: Labels whose cause is proven where this intervention leaves the disagreement as it is.
 _PROVEN_BY_SURVIVAL = {
@@ -83,7 +84,7 @@ def diagnose(
             break
         trial = _tried(intervention, finding, rerun)
         trials.append(trial)
-        proven = _proven(intervention, trial, finding.label)
+        proven = _proven(intervention, trial, _left(finding, trials))
         if proven is not None:
             label = proven
             break
@@ -120,6 +121,16 @@ def _proven(intervention: Intervention, trial: Trial, label: Label) -> Label | N
         return None
     cls, _, cause = name.partition("/")
     return Label(cls, cause, confirmed=True)
+
+
+def _left(finding: Finding, trials: Sequence[Trial]) -> Label:
+    """The suspected label, or what is left of it where a trial has ruled it out."""
+    by, left = RULED_OUT.get(finding.label.name, ("", ""))
+    if not any(trial.name == by and trial.seen is Seen.UNCHANGED for trial in trials):
+        return finding.label
+    if finding.difference.kind is not Kind.NONFINITE:
+        left = "numeric/wrong-value"
+    return suspected(left)
 
 
 def _has_stages(finding: Finding, label: Label) -> bool:

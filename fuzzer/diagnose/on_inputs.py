@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -11,6 +12,7 @@ from fuzzer.diagnose import amend, facts
 from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.interventions import Intervention, Variant, register
 from fuzzer.diagnose.rerun import Change, Rerun, Sample
+from fuzzer.trees import Leaf
 from fuzzer.verify.verdict import Kind
 
 #: So many times a decision whose margin was widened must agree.
@@ -217,7 +219,7 @@ def _repeats(tensor: Tensor) -> bool:
 @register
 class Alone(Intervention):
     """The batch keeps its size, the sample its place: only what stands beside it changes. The reference must say of it
-    what it said before."""
+    what it said before, and the target, if that is the side to blame, something else."""
 
     name = "alone"
     changed = "the sample's neighbours in its batch replaced by copies of it"
@@ -238,10 +240,15 @@ class Alone(Intervention):
         if trial.gone and variant.sample is not None:
             examined = rerun(variant.sample)
             path, row = finding.difference.path, int(variant.words.split()[-1])
-            whole = (finding.examined.reference.leaves or {}).get(path)
-            one = (examined.reference.leaves or {}).get(path)
-            if not (isinstance(whole, Tensor) and isinstance(one, Tensor) and _same(whole, one, row)):
-                detail = "the reference's own answer depends on the batch"
+            sides = [
+                ((before.leaves or {}).get(path), (after.leaves or {}).get(path))
+                for before, after in (
+                    (finding.examined.reference, examined.reference),
+                    (finding.examined.target, examined.target),
+                )
+            ]
+            detail = _of_its_batch(sides[0], sides[1], row)
+            if detail:
                 return Trial(self.name, trial.changed, Seen.NOTHING, size(finding.examined), detail=detail)
         return trial
 
@@ -252,6 +259,24 @@ def _batch(finding: Finding) -> int:
     tensors = [*finding.sample.values(), *([leaf] if isinstance(leaf, Tensor) else [])]
     sizes = {t.shape[0] if t.dim() else 0 for t in tensors}
     return sizes.pop() if len(sizes) == 1 and isinstance(leaf, Tensor) else 0
+
+
+def _of_its_batch(reference: tuple[Leaf, Leaf], target: tuple[Leaf, Leaf], row: int) -> str:
+    """Why the answers for the sample, before and after, do not show that one side alone depends on the batch."""
+    if not all(isinstance(one, Tensor) for one in (*reference, *target)):
+        return "the answers cannot be compared"
+    alike = [_same(*pair, row) for pair in (reference, target)]  # type: ignore[arg-type]
+    if alike[0] and alike[1] and bool(_gap(*target, row) < 0.5 * _gap(reference[0], target[0], row)):  # type: ignore[arg-type]
+        return "both sides say of the sample what they said of it before: the noise is another, not the answer"
+    return "" if alike[0] else "the reference's own answer depends on the batch"
+
+
+def _gap(one: Tensor, other: Tensor, row: int) -> float:
+    if one.shape != other.shape or row >= one.shape[0]:
+        return math.inf
+    left, right = one[row].double(), other[row].double()
+    gap = torch.where(left.isnan() ^ right.isnan(), math.inf, (left - right).abs().nan_to_num(0.0))
+    return float(gap.max()) if gap.numel() else 0.0
 
 
 def _same(whole: Tensor, one: Tensor, row: int) -> bool:

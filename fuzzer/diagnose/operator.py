@@ -45,7 +45,6 @@ class Operator(Intervention):
         "numeric/integer",
         "numeric/reduced-precision",
         "numeric/signed-zero",
-        "numeric/accumulation",
         "order/nms",
         "execution/exception",
     )
