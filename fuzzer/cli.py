@@ -68,6 +68,7 @@ def cli(debug: bool) -> None:
 def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
     """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
     from fuzzer.campaign import Campaign, Options
+    from fuzzer.campaign.stages import with_stages
     from fuzzer.campaign.status import Status
     from fuzzer.crashes.trust import foreign_program
     from fuzzer.place import cache_folder, surroundings
@@ -80,6 +81,7 @@ def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: A
     if choices["budget"] is None and choices["max_execs"] is None:
         choices["budget"] = 600.0
     place = cache_folder(cache)
+    seeds = with_stages(seeds, place)
     options = Options(budget_s=choices.pop("budget"), cache=place, **choices)
     status = Status(sys.stderr, quiet=as_json, budget_s=options.budget_s, max_execs=options.max_execs)
     campaign = Campaign(seeds, options, surroundings(place), started=_process_start(), watch=status)

@@ -22,7 +22,19 @@ from fuzzer.inputs import base_sample
 from fuzzer.models import build_model
 from fuzzer.mutate import mutator_names, mutators_for
 from fuzzer.seeds import Seed, load_seed
-from fuzzer.seeds.schema import TASK_KINDS, Accept, Allow, Dim, InputSpec, ModelSpec, Mutators, Task, Tolerance, Weights
+from fuzzer.seeds.schema import (
+    TASK_KINDS,
+    Accept,
+    Allow,
+    Dim,
+    InputSpec,
+    ModelSpec,
+    Mutators,
+    Stage,
+    Task,
+    Tolerance,
+    Weights,
+)
 from fuzzer.verify.verdict import Blame, Kind, Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +110,8 @@ def test_the_docs_hold_command_lines_and_seeds() -> None:
     assert set(cli.commands) <= shown
     assert len(blocks("README.md", "yaml")) == 1
     sources = {re.search(r"source: (\w+)", text)[1] for text in blocks("docs/seeds.md", "yaml")}  # type: ignore[index]
-    assert sources == set(typing.get_args(ModelSpec.model_fields["source"].annotation)) - {"graph"}  # no user writes one
+    written = set(typing.get_args(ModelSpec.model_fields["source"].annotation))
+    assert sources == written - {"graph", "stage"}  # which no user writes
 
 
 @pytest.mark.parametrize(("name", "i"), seed_blocks())
@@ -132,7 +145,7 @@ def test_the_readme_seed_is_as_short_as_it_says() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Seed, ModelSpec, Weights, InputSpec, Dim, Task, Allow, Accept, Mutators, Tolerance],
+    [Seed, ModelSpec, Weights, InputSpec, Dim, Task, Stage, Allow, Accept, Mutators, Tolerance],
     ids=lambda m: m.__name__,
 )
 def test_every_field_of_a_seed_is_in_the_docs(model: type[BaseModel]) -> None:
@@ -142,7 +155,7 @@ def test_every_field_of_a_seed_is_in_the_docs(model: type[BaseModel]) -> None:
 
 def test_every_field_of_a_seed_has_a_row_of_its_own() -> None:
     text = page("docs/seeds.md")
-    fields = {*Seed.model_fields, *ModelSpec.model_fields, *InputSpec.model_fields, *Dim.model_fields}
+    fields = {f for m in (Seed, ModelSpec, InputSpec, Dim, Stage) for f in m.model_fields}
     rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     assert sorted(field for field in fields if f"`{field}`" not in rows) == []
 

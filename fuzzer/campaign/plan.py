@@ -82,7 +82,9 @@ def make_plan(seeds: Sequence[Seed], options: Options) -> Plan:
         reference = str(parse(seed.reference))
         specs = list(dict.fromkeys(str(parse(text)) for text in (options.backends or tuple(seed.backends))))
         targets = {spec: availability(parse(spec)) for spec in specs if spec != reference}
-        plan.seeds.append(Planned(seed, reference, targets, unavailable=availability(parse(reference))))
+        plan.seeds.append(
+            Planned(seed, reference, targets, unavailable=seed.unavailable or availability(parse(reference)))
+        )
     if options.max_execs is not None:
         _share(plan, options.max_execs)
     return plan

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuzzer.campaign.findings import Standing
 from fuzzer.campaign.lane import ENDED_EARLY
+from fuzzer.seeds.stages import sentence
 
 if TYPE_CHECKING:
     from fuzzer.campaign.loop import Campaign
@@ -87,6 +88,7 @@ class Summary:
             for entry in self.seeds
             if entry["no_module"]
         ]
+        found += [f"{entry['seed']}: {entry['stage']}" for entry in self.seeds if entry["stage"]]
         found += [f"not fuzzed: {entry['seed']}: {entry['reason']}" for entry in self.seeds if entry["reason"]]
         if self.accepted:
             found += [f"accepted {count} times: {why}" for why, count in self.accepted.items()]
@@ -110,6 +112,7 @@ def summarize(campaign: Campaign) -> Summary:
                 "seed": lane.name,
                 "reference": lane.planned.reference,
                 "no_module": lane.no_module,
+                "stage": sentence(lane.seed),
                 "inputs": len(lane.recipes),
                 "vetted": lane.vetted,
                 "reason": lane.failed or ("" if lane.vetted or lane.recipes else ENDED_EARLY),

@@ -16,6 +16,7 @@ from fuzzer.diagnose import Diagnosis, Label, primary
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed, Weights
 from fuzzer.seeds.load import seed_from_json, seed_to_json
+from fuzzer.seeds.stages import sentence, without_files
 from fuzzer.verify.activations import Activations
 from fuzzer.verify.verdict import Kind, Verdict
 
@@ -116,11 +117,11 @@ def make_crash(
     return Crash(
         signature=signature_of(seed.name, target, verdict, diagnosis.label),
         label=diagnosis.label,
-        evidence=tuple(text[:MAX_TEXT] for text in diagnosis.evidence),
+        evidence=tuple(text[:MAX_TEXT] for text in (*diagnosis.evidence, sentence(seed)) if text),
         blame=str(verdict.blame),
         severity=severity(verdict, diagnosis.label),
         verdict=bounded(verdict),
-        seed=seed_to_json(seed),
+        seed=seed_to_json(without_files(seed)),
         base=seed.base.resolve(),
         reference=str(BackendSpec.parse(seed.reference)),
         target=str(BackendSpec.parse(target)),
@@ -157,7 +158,7 @@ def seed_of(crash: Crash, base: Path | None = None) -> Seed:
         changes["path"] = str((crash.folder / "model.onnx").resolve())
     if changes:
         seed = seed.model_copy(update={"model": seed.model.model_copy(update=changes)}).at(seed.base)
-    if seed.model.source == "graph" and "inputs.safetensors" in crash.files and crash.kind not in NO_ANSWER:
+    if seed.model.source in ("graph", "stage") and "inputs.safetensors" in crash.files and crash.kind not in NO_ANSWER:
         # No generator makes ordinary inputs for the inside of a model: backends are prepared on the crash's own.
         file = str((crash.folder / "inputs.safetensors").resolve())
         real = {name: spec for name, spec in seed.inputs.items() if spec.dtype_name != "complex64"}

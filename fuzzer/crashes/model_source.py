@@ -13,6 +13,7 @@ from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.graph_source import module_source
 from fuzzer.models.graph import Graph
 from fuzzer.seeds import ModelSpec, Seed
+from fuzzer.seeds.stages import whole
 
 #: A longer source stays in its own file beside the script.
 MAX_LINES = 200
@@ -29,7 +30,7 @@ class ModelSource:
 
 def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection[str]) -> ModelSource:
     """The model of `seed`. `source`: the text of the builder's file; `taken`: names that the script has itself."""
-    spec = seed.model
+    spec = whole(seed).model
     if spec.source == "onnx":
         only_file = not needs_call(crash, seed)
         return ModelSource("", "", ["return None  # the model is the file model.onnx"] if only_file else _CONVERTED)
@@ -40,6 +41,8 @@ def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection
         return _graph(crash, spec)
     body, future, code = _library(spec) if spec.source == "library" else _builder(spec, source, taken)
     lines = [f"torch.manual_seed({spec.weights.seed})", *body]
+    if seed.model.module is not None:
+        lines += _stage(seed.model.module)
     if "weights.safetensors" in crash.files:
         lines.append('model.load_state_dict(read_tensors(f"{HERE}/weights.safetensors"))')
     elif spec.weights.kind in ("calibrated", "file"):
@@ -76,6 +79,24 @@ _CALL_CONVERTED = [
     "found = module(*sample.values())",
     "return dict(zip(names, found if isinstance(found, (list, tuple)) else [found]))",
 ]
+
+
+def _stage(path: str) -> list[str]:
+    """A submodule, or a method with the parameters of its owner, as `fuzzer.models.stage` makes it a module."""
+    head, _, name = path.rpartition(".")
+    return [
+        "",
+        "class Stage(torch.nn.Module):",
+        "    def __init__(self, owner):",
+        "        super().__init__()",
+        "        self.owner = owner",
+        "",
+        "    def forward(self, *args, **kwargs):",
+        f"        return self.owner.{name}(*args, **kwargs)",
+        "",
+        f"owner = model.get_submodule({head!r})",
+        f"model = owner.{name} if isinstance(owner.{name}, torch.nn.Module) else Stage(owner)",
+    ]
 
 
 def _graph(crash: Crash, spec: ModelSpec) -> ModelSource:

@@ -244,7 +244,7 @@ def _docstring(crash: Crash, seed: Seed) -> str:
     short = model.source == "graph"
     apart = _allowance(crash, seed)[0]
     counted = short and crash.kind == Kind.VALUE
-    what = model.name or model.builder or model.path or _left(crash)
+    what = model.module or model.name or model.builder or model.path or _left(crash)
     keys = ("torch", "torchvision", "onnxruntime", "onnx", "python", "cpu", "os")
     seen = ", ".join(f"{key} {crash.environment[key]}" for key in keys if key in crash.environment)
     lines = [

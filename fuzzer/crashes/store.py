@@ -24,6 +24,7 @@ from fuzzer.crashes.repro import render_repro
 from fuzzer.errors import CrashFolderError, XbfuzzError
 from fuzzer.models.sources import builder_file
 from fuzzer.seeds.load import seed_from_json
+from fuzzer.seeds.stages import whole
 from fuzzer.tensors import content_hash, decode, encode
 
 #: Weights up to this many bytes are kept in the folder, unless told otherwise.
@@ -112,7 +113,7 @@ def _carried(crash: Crash, have: set[str]) -> dict[str, bytes]:
 
 
 def _rebuild(crash: Crash) -> str:
-    seed = seed_from_json(dict(crash.seed), crash.base)
+    seed = whole(seed_from_json(dict(crash.seed), crash.base))
     what = seed.model.name or seed.model.builder or seed.model.path or "of operators"
     weights = seed.model.weights
     return f"{seed.model.source} {what}, weights {weights.file or weights.kind}, seed {weights.seed}"
@@ -129,7 +130,7 @@ def _onnx_file(crash: Crash) -> bytes | None:
 
 def builder_source(crash: Crash) -> bytes | None:
     """The source of the seed's builder, read as text from its file; None where it is no single file."""
-    seed = seed_from_json(dict(crash.seed), crash.base)
+    seed = whole(seed_from_json(dict(crash.seed), crash.base))
     file = builder_file(seed) if seed.model.source == "builder" else None  # one file of a repository is not enough
     try:
         return file.read_bytes() if file is not None and file.stat().st_size <= _MAX_YAML else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash, seed_of
 from fuzzer.seeds import Seed
+from fuzzer.seeds.stages import whole
 
 
 def needs_trust(crash: Crash, project: Path) -> str | None:
@@ -25,7 +26,7 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
         python = BackendSpec.parse(text).python
         if python:
             return f"it runs the program {python}"
-    seed = seed_of(crash)
+    seed = whole(seed_of(crash))
     spec = seed.model
     if spec.source == "exported":
         return foreign_program(seed, project)
@@ -57,6 +58,7 @@ def needs_trust(crash: Crash, project: Path) -> str | None:
 
 def foreign_program(seed: Seed, project: Path) -> str | None:
     """Why reading the seed's `.pt2` file asks for trust, or None: it can run code, and is not the project's own."""
+    seed = whole(seed)
     if seed.model.source != "exported" or seed.model.path is None:
         return None
     path, root = seed.path(seed.model.path), project.resolve()

@@ -47,7 +47,7 @@ def _input(seed: Seed, name: str, draw: int, usual: Mapping[str, int], sizes: Ma
             return generate(spec, shape, _generator(name, spec, draw)).contiguous()
         if all(file[file.rfind(".") :].lower() in IMAGES for file in spec.files):
             return read_input(spec, seed.base, shape, draw).contiguous()
-        return _resized(read_input(spec, seed.base, _shape(spec, usual), draw), shape).contiguous()
+        return resized(read_input(spec, seed.base, _shape(spec, usual), draw), shape).contiguous()
     except InputError as error:
         raise InputError(f"input {name!r}: {error}") from error
 
@@ -63,7 +63,8 @@ def _generator(name: str, spec: InputSpec, draw: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def _resized(value: Tensor, shape: list[int]) -> Tensor:
+def resized(value: Tensor, shape: list[int]) -> Tensor:
+    """`value` repeated or cut along each axis to `shape`. Raises InputError where an empty axis would have to grow."""
     for axis, size in enumerate(shape):
         have = value.shape[axis]
         if size == have:

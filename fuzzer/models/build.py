@@ -23,7 +23,9 @@ from fuzzer.models.libraries import library_module, library_version
 from fuzzer.models.model import Model
 from fuzzer.models.onnx_torch import NotConverted, onnx_module
 from fuzzer.models.sources import builder_file, builder_module, exported_module, onnx_file
+from fuzzer.models.stage import stage_module
 from fuzzer.seeds import Seed
+from fuzzer.seeds.stages import whole
 from fuzzer.tensors import content_hash, decode, encode
 
 #: How many base inputs calibration looks at.
@@ -53,7 +55,7 @@ def build_model(seed: Seed, cache: Path | None, *, convert: bool = True) -> Mode
     """
     if seed.model.source == "onnx":
         return _onnx_model(seed, convert=convert)
-    module = _MODULES[seed.model.source](seed)
+    module = _stage(seed, cache) if seed.model.source == "stage" else _MODULES[seed.model.source](seed)
     if seed.model.source != "exported":  # whose mode was fixed when it was exported
         module.eval()
     for tensor in [*module.parameters(), *module.buffers()]:
@@ -69,6 +71,15 @@ def build_model(seed: Seed, cache: Path | None, *, convert: bool = True) -> Mode
         else:
             _calibrate_once(model, cache)
     return model
+
+
+def _stage(seed: Seed, cache: Path | None) -> nn.Module:
+    """The part of the whole model, which has its own weights, calibrated on its own inputs."""
+    built = build_model(whole(seed), cache)
+    if built.module is None:
+        raise ModelError(f"{seed.name}: an ONNX file that is no PyTorch module has no stages: {built.no_module}")
+    assert seed.model.module is not None
+    return stage_module(built.module, seed.model.module)
 
 
 def _onnx_model(seed: Seed, *, convert: bool) -> Model:
@@ -132,7 +143,7 @@ def _key(model: Model) -> str:
         json.dumps(seed.model_dump(mode="json", include={"model", "call"}), sort_keys=True),
         weights_hash(model.module),
         *(content_hash(sample) for sample in _samples(seed)),
-        *_code(seed),
+        *code_hashes(seed),
         str(CALIBRATION),
         torch.__version__,
         library_version(seed),
@@ -140,7 +151,7 @@ def _key(model: Model) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _code(seed: Seed) -> list[str]:
+def code_hashes(seed: Seed) -> list[str]:
     """Hashes of the seed's own code: the builder's file, or all Python files of a repository."""
     file, folder = builder_file(seed), _folder(seed)
     files = [] if file is None else [file]

@@ -42,6 +42,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "exported": ("path",),
     "onnx": ("path",),
     "graph": ("graph",),
+    "stage": ("of", "module"),
 }
 _FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 _INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
@@ -96,6 +97,7 @@ Size = Annotated[int | str, PlainValidator(_size)]
 Pair = Annotated[tuple[float, float], BeforeValidator(_pair)]
 OutputPath = Annotated[str, AfterValidator(_output_path)]
 Plain = Annotated[Any, BeforeValidator(_plain)]
+ModulePath = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
 class Strict(BaseModel):
@@ -142,9 +144,10 @@ class ModelSpec(Strict):
     (`owner/name:ref`); nothing is fetched unless `download` says so.
     exported: `path` is a `.pt2` file. onnx: `path` is an ONNX file.
     graph: `graph` is what reduction leaves of a module, operators as plain data (`fuzzer.models.graph`).
+    stage: `module` is a submodule, or a method of one, of the model of the seed `of` (`fuzzer.models.stage`).
     """
 
-    source: Literal["library", "builder", "repo", "hub", "exported", "onnx", "graph"]
+    source: Literal["library", "builder", "repo", "hub", "exported", "onnx", "graph", "stage"]
     library: Literal["torchvision", "timm", "transformers"] | None = None
     name: str | None = None
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+(:[\w./-]+)?$")] | None = None
@@ -152,6 +155,8 @@ class ModelSpec(Strict):
     builder: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
     download: bool | None = None
     graph: Plain = None
+    of: Plain = None
+    module: ModulePath | None = None
     args: dict[str, Plain] = {}
     weights: Weights = Weights()
 
@@ -162,7 +167,8 @@ class ModelSpec(Strict):
                 raise ValueError(f"`source: {self.source}` needs `{field}`")
         if self.source == "hub" and (self.path is None) == (self.repo is None):
             raise ValueError("`source: hub` needs either `path` or `repo`")
-        for field, source in (("library", "library"), ("repo", "hub"), ("download", "hub")):
+        own = (("library", "library"), ("repo", "hub"), ("download", "hub"), ("of", "stage"), ("module", "stage"))
+        for field, source in own:
             if getattr(self, field) is not None and self.source != source:
                 raise ValueError(f"`{field}` goes with `source: {source}` only")
         if self.source in ("exported", "onnx") and self.args:
@@ -274,6 +280,22 @@ class Task(Strict):
         return {"kind": value} if isinstance(value, str) else value
 
 
+class Stage(Strict):
+    """A part of the model that is fuzzed on its own inputs too: a submodule, or a method of one, by its dotted path.
+
+    `kinds`: what its inputs are, by name, where their dtype does not say it. One word alone is the path.
+    """
+
+    module: ModulePath
+    task: Task = Task(kind="tensors")
+    kinds: dict[Name, InputKind] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"module": value} if isinstance(value, str) else value
+
+
 class Allow(Strict):
     """What mutators may do beyond the ordinary range of the inputs."""
 
@@ -322,12 +344,14 @@ class Seed(Strict):
     mutators: Mutators = Mutators()
     allow: Allow = Allow()
     accept: list[Accept] = []
+    stages: dict[Name, Stage] = {}
     signed_zero: bool = False  # does +0 against −0 in an output count as a difference
     deadline_s: Annotated[float, Field(gt=0)] = 60.0
     prepare_deadline_s: Annotated[float, Field(gt=0)] = 600.0
     memory_mb: Annotated[int, Field(gt=0)] = 8192
 
     _base: Path = PrivateAttr(default=Path("."))
+    _unavailable: str | None = PrivateAttr(default=None)
 
     @property
     def base(self) -> Path:
@@ -337,6 +361,17 @@ class Seed(Strict):
         """The same seed with relative paths starting at `base`."""
         copy = self.model_copy()
         copy._base = base
+        return copy
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why it cannot be run, where that is known before its model is built: a stage without inputs."""
+        return self._unavailable
+
+    def that_cannot_run(self, reason: str) -> Seed:
+        """The same seed, marked as one that cannot be run."""
+        copy = self.model_copy()
+        copy._unavailable = reason
         return copy
 
     def path(self, relative: str) -> Path:
