@@ -227,6 +227,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_nan_that_max_pool_drops_is_reduced_to_one_window(place: Path, cache: Path) -> None:
     (home,) = (path for path in (place / "crashes").iterdir() if path.is_dir())
     found = load_crash(home)
@@ -244,15 +245,15 @@ def test_a_nan_that_max_pool_drops_is_reduced_to_one_window(place: Path, cache: 
     assert float(x.nan_to_num(0).abs().sum()) == 0
     assert crash.signature == found.signature
     assert (crash.recipe, crash.found["recipe"]["draw"]) == (None, 0)
-    assert crash.sizes == {"original": 64, "reduced": 4, "filled": 1, "nodes_original": 1, "nodes": 1}
+    assert crash.sizes == {"original": 64, "reduced": 4, "filled": 1}
+    assert (said["nodes"], said["whole"]) == (None, "no smaller graph shows the crash"), "it is one operator already"
     assert crash.original is not None
     assert crash.original["x"].numel() == 64
     assert crash.difference["compared"] == 1, "the verdict is that of the smaller input"
     assert not any(path.name.startswith(".reduce") for path in (place / "crashes").iterdir())
-    again = xbfuzz("reduce", "pool", "--json", "--cache", cache, cwd=place)
-    assert (again.returncode, json.loads(again.stdout)["outcome"]) == (0, "minimal")
 
 
+@pytest.mark.slow
 def test_a_crash_that_does_not_happen_here_is_left_as_it_is(place: Path, cache: Path) -> None:
     (home,) = (path for path in (place / "crashes").iterdir() if path.is_dir())
     crash = load_crash(home)

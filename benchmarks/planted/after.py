@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.diagnosing import diagnose_crash
-from fuzzer.crashes.reduction import Outcome, Reduction, reduce_crash
+from fuzzer.crashes.reduced import Outcome, Reduction
+from fuzzer.crashes.reduction import reduce_crash, write_reduced
+from fuzzer.crashes.store import load_crash
 
 
 @dataclass
@@ -36,7 +40,7 @@ def aftermath(crash: Crash, where: Where, *, budget_s: float) -> Aftermath:
     """Reduce a confirmed crash and label what is left of it, each in `budget_s` seconds at most."""
     found = reduced(crash, where, budget_s)
     return Aftermath(
-        label=label_of(found.crash, where, budget_s),
+        label=label_of(found, where, budget_s),
         reduction=str(found.outcome),
         before=dict(found.before.__dict__),
         after=dict(found.after.__dict__),
@@ -50,6 +54,11 @@ def reduced(crash: Crash, where: Where, budget_s: float) -> Reduction:
     return reduce_crash(crash, where, budget_s=budget_s)
 
 
-def label_of(crash: Crash, where: Where, budget_s: float) -> str:
-    """The label that reruns give to a reduced crash, with a `?` where none of them proved it."""
-    return str(diagnose_crash(crash, where, budget_s=budget_s, mitigate=False)[1].label)
+def label_of(found: Reduction, where: Where, budget_s: float) -> str:
+    """The label that reruns give to a reduced crash, with a `?` where none of them proved it.
+
+    It is read from its files: a graph has constants that lie in none of the crash's fields.
+    """
+    with tempfile.TemporaryDirectory(prefix="xbfuzz-after-") as folder:
+        crash = load_crash(write_reduced(Path(folder), found))
+        return str(diagnose_crash(crash, where, budget_s=budget_s, mitigate=False)[1].label)

@@ -2,9 +2,10 @@
 
 A finding is first written under `runs/<stamp>/findings/`, so that nothing is lost if the campaign is killed; the replay
 reads that folder and nothing else; what reproduces is stored under `crashes/`. Only then is its input reduced, in the
-processes that have just reproduced it, and stored once more where the smaller one reproduces in fresh ones too. Last
-it is diagnosed, on the smaller input. Findings that wait to be confirmed go before those that wait to be reduced, and
-these before those that wait to be diagnosed.
+processes that have just reproduced it, and stored once more where the smaller one reproduces in fresh ones too. Then
+it is diagnosed, on the smaller input. Last its model is taken apart: tier 2 and the diagnosis ask for the layers of the
+whole, and what they said stays. Findings that wait for an earlier step go before those that wait for a later one, and a
+crash says which steps its turn did not come for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fuzzer.backends.process import Worker
 from fuzzer.backends.session import Where
 from fuzzer.crashes.crash import Crash, seed_of, with_activations
 from fuzzer.crashes.diagnosing import diagnose_crash
-from fuzzer.crashes.reduction import Outcome, reduce_crash
+from fuzzer.crashes.reduction import reduce_crash, write_reduced
 from fuzzer.crashes.replay import CrashState, close_bench, diagnosed, fresh_bench, replay
 from fuzzer.crashes.sides import export_found
 from fuzzer.crashes.store import load_crash, write_crash
@@ -47,7 +48,8 @@ class Confirmed:
 class Confirmer:
     """Takes staged crash folders, gives `Confirmed`. `close` drops what is not done: it stays staged.
 
-    `reduce_s`: how long to look for a smaller input for each crash; 0: not at all. `diagnose_s`: so for its cause.
+    `reduce_s`: how long to look for a smaller input for each crash, and again for a smaller graph; 0: not at all.
+    `diagnose_s`: so for its cause.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Confirmer:
         self._todo: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._to_reduce: list[Confirmed] = []
         self._to_diagnose: list[Confirmed] = []
+        self._to_take_apart: list[Confirmed] = []
         self._done: queue.SimpleQueue[Confirmed] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -106,7 +109,10 @@ class Confirmer:
                 self._reduce(self._to_reduce.pop(0), None)
                 continue
             if self._to_diagnose and self._todo.empty():
-                self._tell(self._diagnosed(self._to_diagnose.pop(0)))
+                self._diagnose(self._to_diagnose.pop(0))
+                continue
+            if self._to_take_apart and self._todo.empty():
+                self._tell(self._taken_apart(self._to_take_apart.pop(0)))
                 continue
             staged = self._todo.get()
             if staged is None:
@@ -148,7 +154,9 @@ class Confirmer:
         onnx = staged / "model.onnx"
         diagnosis = diagnosed(crash, found.examined, reproduced=True)
         exported = export_found(bench.target.evidence)
-        named = replace(crash, label=diagnosis.label, found={**crash.found, **exported}, folder=None, files={})
+        waits = {"reduction": {"outcome": "waiting", "detail": "its turn has not come; `xbfuzz reduce` looks further"}}
+        about = {**crash.found, **exported, **(waits if self._reduce_s > 0 else {})}
+        named = replace(crash, label=diagnosis.label, found=about, folder=None, files={})
         home = write_crash(
             self._crashes,
             named,
@@ -164,12 +172,40 @@ class Confirmer:
         return self._reduce_s + self._diagnose_s
 
     def _reduce(self, confirmed: Confirmed, bench: Bench | None) -> None:
-        """Tell the crash reduced, and put it aside to be diagnosed, where either is wanted."""
+        """Tell the crash reduced, and put it aside for the next step, where either is wanted."""
         if self._reduce_s > 0:
             confirmed = self._reduced(confirmed, bench)
         if self._diagnose_s > 0:
             self._to_diagnose.append(confirmed)
-        self._tell(replace(confirmed, final=self._diagnose_s <= 0))
+            self._tell(replace(confirmed, final=False))
+        else:
+            self._last(confirmed)
+
+    def _diagnose(self, confirmed: Confirmed) -> None:
+        self._last(self._diagnosed(confirmed))
+
+    def _last(self, confirmed: Confirmed) -> None:
+        """Tell it, and put it aside to be taken apart, where that is wanted."""
+        if self._reduce_s > 0:
+            self._to_take_apart.append(confirmed)
+        self._tell(replace(confirmed, final=self._reduce_s <= 0))
+
+    def _taken_apart(self, confirmed: Confirmed) -> Confirmed:
+        """Look for a smaller graph of a crash that is stored. If anything goes wrong it stays as it is."""
+        try:
+            crash = load_crash(confirmed.folder)
+            where = Where(self._where.cache, self._start)
+            found = reduce_crash(crash, where, budget_s=self._reduce_s, notes=self._crashes, inputs=False)
+            if self._stop.is_set():  # what its processes said then is not the finding's doing
+                raise XbfuzzError("the campaign ended before this was done")
+            write_reduced(self._crashes, found, private=self._private)
+            label, detail = str(found.crash.label), found.graph_sentence
+        except XbfuzzError as error:
+            label, detail = confirmed.label, f"not taken apart: {error}"
+        except Exception:  # recorded with the finding, which stays as it was
+            label, detail = confirmed.label, f"not taken apart: {traceback.format_exc(limit=5)}"
+        detail = "; ".join(filter(None, (confirmed.detail, detail)))
+        return replace(confirmed, label=label, detail=detail, final=True)
 
     def _diagnosed(self, confirmed: Confirmed) -> Confirmed:
         """Diagnose a crash that is stored. If anything goes wrong it stays as it is."""
@@ -194,16 +230,15 @@ class Confirmer:
         try:
             where = Where(self._where.cache, self._start)
             crash = load_crash(confirmed.folder)
-            # The model stays whole: tier 2 and the diagnosis ask for its layers. `xbfuzz reduce` takes it apart.
+            # The model stays whole until tier 2 and the diagnosis have asked for its layers.
             how: Any = {"notes": self._crashes, "bench": bench, "graph": False}
             found = reduce_crash(crash, where, budget_s=self._reduce_s, **how)
             crash = self._observed(found.crash, where)
-            if crash is not found.crash or found.outcome is Outcome.REDUCED:
-                if self._stop.is_set():  # what its processes said then is not the finding's doing
-                    raise XbfuzzError("the campaign ended before this was done")
-                write_crash(self._crashes, crash, private=self._private)
-                label = str(crash.label)
-            detail = found.sentence
+            if self._stop.is_set():  # what its processes said then is not the finding's doing
+                raise XbfuzzError("the campaign ended before this was done")
+            write_crash(self._crashes, crash, private=self._private)
+            label = str(crash.label)
+            detail = found.input_sentence
         except XbfuzzError as error:
             detail = f"not reduced: {error}"
         except Exception:  # recorded with the finding, which stays as it was

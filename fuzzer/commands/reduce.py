@@ -35,7 +35,9 @@ def reduce(
 
     Exits 0 where nothing smaller is left to try, 1 where the budget ended it or the crash cannot be seen here.
     """
-    from fuzzer.crashes.reduction import Outcome, reduce_crash, write_reduced
+    from fuzzer.crashes.reduced import Outcome
+    from fuzzer.crashes.reduction import reduce_crash, write_reduced
+    from fuzzer.crashes.slips import keep_slips
     from fuzzer.crashes.trust import needs_trust
     from fuzzer.place import cache_folder, surroundings
 
@@ -49,12 +51,14 @@ def reduce(
     found = reduce_crash(crash, where, budget_s=budget, notes=home, graph=graph, watch=_Progress(quiet=as_json))
     if found.outcome is not Outcome.IMPOSSIBLE:
         write_reduced(home, found)
+    asides = keep_slips(crash, found.slips, where, home)
     if as_json:
-        echo_json(found.to_json())
+        echo_json(found.to_json() | {"aside": [aside.to_json() for aside in asides]})
     else:
         click.echo(f"{crash.id}: {found.sentence}")
-        for fault, slip in found.slips.items():
-            click.echo(f"  put aside: {fault}, {slip.count}×")
+        for aside in asides:
+            became = f"stored as {aside.id}, {aside.detail}" if aside.folder is not None else aside.detail
+            click.echo(f"  put aside {aside.count}×: {aside.fault}: {became}")
     sys.exit(0 if found.finished and found.outcome is not Outcome.UNCONFIRMED else 1)
 
 

@@ -89,11 +89,12 @@ class GraphProbe:
 
     def __call__(self, case: Case) -> bool:
         """Whether `case` shows the same fault."""
-        found = self._fault(case)
+        examined = self._examined(case)
+        found = None if examined is None else fault_of(replace(self._crash, inputs=case.inputs), examined)
         if found == self.wanted:
             self.export = export_found(self._sides[1].evidence)
-        elif found is not None:
-            self.slips.setdefault(found, Slip(0, case.inputs, case)).count += 1
+        elif found is not None and examined is not None:
+            self.slips.setdefault(found, Slip(0, case.inputs, examined, case, self.task)).count += 1
         return found == self.wanted
 
     def values(self, case: Case) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from fuzzer.crashes.replay import diagnosed, examine_crash, prepare_bench, signa
 from fuzzer.crashes.signature import Signature
 from fuzzer.diagnose import primary
 from fuzzer.reduce.case import Case
+from fuzzer.seeds import Task
 from fuzzer.verify.examine import Bench, Examined
 
 
@@ -41,11 +42,16 @@ def fault_of(crash: Crash, examined: Examined) -> Fault | None:
 
 @dataclass
 class Slip:
-    """Another fault that candidates showed: how many, and the first of them, with its graph where it is one."""
+    """Another fault that candidates showed: how many, and the first of them, with its graph where it is one.
+
+    `examined`: what was seen on the first. `task`: what was asked of a graph's outputs.
+    """
 
     count: int
     sample: Mapping[str, Tensor]
+    examined: Examined
     case: Case | None = None
+    task: Task = field(default_factory=lambda: Task(kind="tensors"))
 
 
 class Probe:
@@ -61,6 +67,7 @@ class Probe:
         bench.reference.keep_spare()
         bench.target.keep_spare()
         self.slips: dict[Fault, Slip] = {}
+        self._examined: Examined | None = None
         self.wanted: Fault | None = None
         self.refused = ""
 
@@ -76,7 +83,8 @@ class Probe:
         """Whether `sample` shows the same fault."""
         found = self._ask(sample)
         if found is not None and found != self.wanted:
-            self.slips.setdefault(found, Slip(0, sample)).count += 1
+            assert self._examined is not None
+            self.slips.setdefault(found, Slip(0, sample, self._examined)).count += 1
         return found is not None and found == self.wanted
 
     def _ask(self, sample: Mapping[str, Tensor]) -> Fault | None:
@@ -85,4 +93,5 @@ class Probe:
             self.refused = f"{refused.backend}: {refused.reason}"
             return None
         candidate = replace(self._crash, inputs=dict(sample))
-        return fault_of(candidate, examine_crash(candidate, self._bench))
+        self._examined = examine_crash(candidate, self._bench)
+        return fault_of(candidate, self._examined)

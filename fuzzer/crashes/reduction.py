@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from fuzzer.crashes.graph_reduction import GraphFound, graph_crash, graph_of, se
 from fuzzer.crashes.notebook import Notebook
 from fuzzer.crashes.probe import Fault, Probe, Slip, fault_of
 from fuzzer.crashes.record import check_inputs
+from fuzzer.crashes.reduced import Outcome, Reduction
 from fuzzer.crashes.replay import CrashState, Replayed, close_bench, diagnosed, environment_of, fresh_bench, replay
 from fuzzer.crashes.severity import severity
 from fuzzer.crashes.sides import EXPORT, export_found
@@ -43,69 +43,6 @@ FALLBACKS = 2
 INPUT_SHARE = 0.5
 
 
-class Outcome(StrEnum):
-    """What came of a reduction."""
-
-    REDUCED = "reduced"
-    MINIMAL = "minimal"  # nothing smaller shows the crash
-    UNFINISHED = "unfinished"  # the budget ended before anything smaller was found
-    UNCONFIRMED = "unconfirmed"  # what was smaller did not reproduce in fresh processes
-    IMPOSSIBLE = "impossible"  # the crash cannot be seen here
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The outcome. `crash` is the smaller one, confirmed, or the one that was given. `finished`: nothing left to try.
-
-    `slips`: other faults that candidates showed. `seconds` and `tests` are those of the searches alone. `nodes`: the
-    operators of the model before and after, None where it stayed whole for the reason `whole`. `weights`: what to store
-    the crash with (`write_reduced`), None where its folder has them.
-    """
-
-    outcome: Outcome
-    crash: Crash
-    before: Size
-    after: Size
-    tests: int = 0
-    seconds: float = 0.0
-    finished: bool = False
-    detail: str = ""
-    slips: Mapping[Fault, Slip] = field(default_factory=dict)
-    nodes: tuple[int, int] | None = None
-    whole: str = ""
-    weights: Mapping[str, Tensor] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """The outcome in words."""
-        size = f"{self.before.elements} elements ({self.before.filled} not of the background)"
-        if self.outcome is Outcome.REDUCED:
-            size += f" → {self.after.elements} ({self.after.filled})"
-        if self.nodes is not None:
-            size = f"{self.nodes[0]} operators → {self.nodes[1]}, {size}"
-        text = f"{self.outcome}: {size}, {self.tests} candidates tried in {self.seconds:.1f} s"
-        if self.slips:
-            text += f", {sum(slip.count for slip in self.slips.values())} put aside that failed otherwise"
-        more = "" if self.finished or self.outcome is Outcome.IMPOSSIBLE else "; not all was tried"
-        more += f"; the model stays whole: {self.whole}" if self.whole else ""
-        return text + more + (f": {self.detail}" if self.detail else "")
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.crash.id,
-            "outcome": str(self.outcome),
-            "before": dict(self.before.__dict__),
-            "after": dict(self.after.__dict__),
-            "tests": self.tests,
-            "seconds": round(self.seconds, 3),
-            "finished": self.finished,
-            "detail": self.detail,
-            "slips": {str(fault): slip.count for fault, slip in self.slips.items()},
-            "nodes": None if self.nodes is None else {"before": self.nodes[0], "after": self.nodes[1]},
-            "whole": self.whole,
-        }
-
-
 def reduce_crash(
     crash: Crash,
     where: Where,
@@ -113,6 +50,7 @@ def reduce_crash(
     budget_s: float,
     notes: Path | None = None,
     bench: Bench | None = None,
+    inputs: bool = True,
     graph: bool = True,
     clock: Callable[[], float] = time.monotonic,
     watch: Callable[[int, Size | CaseSize], None] = lambda tests, size: None,
@@ -120,8 +58,10 @@ def reduce_crash(
     """Look for a smaller input that shows the same fault, then for a smaller graph, for `budget_s` seconds.
 
     The time counts from when the sessions are ready; the confirmation at the end comes on top. `notes`: the folder of
-    crashes, where a notebook is kept. `bench`: sessions to use; they are closed. `graph`: whether the model may be
-    taken apart. `watch` is told the number of tests and the smallest size so far. Writes nothing but the notebook.
+    crashes, where a notebook is kept. `bench`: sessions to use; they are closed. `inputs`: whether a smaller input is
+    looked for; where not, it stands as the last reduction left it. `graph`: whether the model may be taken apart.
+    `watch` is told the number of tests and the smallest size so far. Writes nothing but the notebook.
+
     Raises XbfuzzError.
     """
     start = size_of(crash.inputs)
@@ -131,10 +71,10 @@ def reduce_crash(
         bench = _bench(crash, where)
     here = environment_of(crash.target)
     notebook = Notebook(notes, crash, {name: here.get(name) for name in PACKAGES}) if notes is not None else None
-    share = budget_s * (INPUT_SHARE if graph else 1.0) if graph_of(crash) is None else 0.0
-    graphs = GraphFound(reason="nobody asked for a graph")
+    share = budget_s * (INPUT_SHARE if graph else 1.0)
+    graphs = GraphFound(reason="its turn has not come; `xbfuzz reduce` takes the model apart")
     try:
-        found = _searched(crash, bench, share, notebook, clock, watch)
+        found = _searched(crash, bench, share if inputs else None, notebook, clock, watch)
         if graph and not isinstance(found, str):
             smallest = replace(crash, inputs=dict(found.smaller[-1])) if found.smaller else crash
             left = max(budget_s - found.seconds, 0.0)
@@ -165,7 +105,7 @@ def reduce_crash(
         nodes=parts.nodes,
         whole=parts.whole,
     )
-    return replace(reduction, crash=_noted(reduction))
+    return replace(reduction, crash=_noted(reduction, {} if inputs else crash.found.get("reduction", {})))
 
 
 def write_reduced(folder: Path, reduction: Reduction, *, private: bool = False) -> Path:
@@ -173,12 +113,13 @@ def write_reduced(folder: Path, reduction: Reduction, *, private: bool = False) 
     return write_crash(folder, reduction.crash, weights=reduction.weights, private=private)
 
 
-def _noted(reduction: Reduction) -> Crash:
-    """The crash with what its reduction came to, for a reader."""
+def _noted(reduction: Reduction, before: Mapping[str, Any]) -> Crash:
+    """The crash with what its reduction came to, for a reader. `before`: what its input came to, earlier."""
+    smaller = before.get("outcome") == Outcome.REDUCED and reduction.outcome is not Outcome.IMPOSSIBLE
     about: dict[str, Any] = {
-        "outcome": str(reduction.outcome),
-        "tests": reduction.tests,
-        "seconds": round(reduction.seconds, 1),
+        "outcome": str(Outcome.REDUCED if smaller else reduction.outcome),
+        "tests": reduction.tests + before.get("tests", 0),
+        "seconds": round(reduction.seconds + before.get("seconds", 0.0), 1),
         "finished": reduction.finished,
         **({"detail": reduction.detail} if reduction.detail else {}),
         **({"nodes": list(reduction.nodes)} if reduction.nodes is not None else {}),
@@ -214,12 +155,15 @@ class _Found:
 def _searched(
     crash: Crash,
     bench: Bench,
-    budget_s: float,
+    budget_s: float | None,
     notebook: Notebook | None,
     clock: Callable[[], float],
     watch: Callable[[int, Size | CaseSize], None],
 ) -> _Found | str:
-    """The search on live sessions; a sentence where the crash itself cannot be seen. A graph is not searched here."""
+    """The search on live sessions; a sentence where the crash itself cannot be seen.
+
+    A graph is not searched here, and nothing is where there is no budget.
+    """
     probe = Probe(crash, bench)
     if not probe.begin() or probe.wanted is None:
         return probe.refused or "its own input does not show it here"
@@ -239,8 +183,9 @@ def _searched(
             notebook.keep(sample)
 
     began = clock()
-    if graph_of(crash) is not None:
-        return _Found([], probe.wanted, 0, 0.0, True, probe.slips, {})
+    if graph_of(crash) is not None or budget_s is None:
+        finished = graph_of(crash) is not None or bool(crash.found.get("reduction", {}).get("finished", True))
+        return _Found([], probe.wanted, 0, 0.0, finished, probe.slips, {})
     search: Search[Sample] = Search(
         crash.inputs,
         asked,
@@ -354,13 +299,14 @@ def _confirmed(crash: Crash, where: Where, found: _Found) -> Reduction:
 def _described(crash: Crash, smaller: Crash, replayed: Replayed, found: _Found, size: Size) -> Crash:
     """The smaller crash, described by what was seen on its own input.
 
-    A cause that a rerun has confirmed is kept, and so is where drift starts in the whole model.
+    A cause that a rerun has confirmed is kept. Of a graph, so is what was seen in the whole model: its diagnosis, and
+    where drift starts.
     """
     assert replayed.examined is not None
     verdict = replayed.examined.verdict
     diagnosis = diagnosed(smaller, replayed.examined, reproduced=True)
-    keep = crash.label.confirmed and crash.label.cls == diagnosis.label.cls
     apart = smaller.whole_seed is not None
+    keep = crash.label.cls == diagnosis.label.cls and (crash.label.confirmed or (apart and bool(crash.diagnosis)))
     recipe = {"recipe": crash.recipe.to_json()} if crash.recipe is not None else {}
     return replace(
         smaller,
