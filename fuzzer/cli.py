@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -17,9 +18,10 @@ import click
 from fuzzer import __version__
 from fuzzer.commands.corpus import corpus
 from fuzzer.commands.diagnose import diagnose
-from fuzzer.commands.options import CACHE, JSON, PATHS, PLUGIN, Duration
+from fuzzer.commands.options import CACHE, INPUT, JSON, PLUGIN, Duration
 from fuzzer.commands.reduce import reduce
 from fuzzer.commands.replay import replay
+from fuzzer.commands.seeds import refuse_foreign, seeds
 from fuzzer.commands.triage import show, triage
 from fuzzer.errors import XbfuzzError
 from fuzzer.files import to_json
@@ -36,7 +38,8 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@PATHS
+@click.argument("names", nargs=-1, metavar="PATHS")
+@INPUT
 @click.option(
     "--budget",
     type=Duration(),
@@ -65,19 +68,23 @@ def cli(debug: bool) -> None:
 @PLUGIN
 @CACHE
 @JSON
-def run(paths: tuple[Path, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
-    """Fuzz the seeds in PATHS (files or folders; default: seeds/)."""
+def run(names: tuple[str, ...], inputs: tuple[str, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
+    """Fuzz the seeds in PATHS: files, folders (default: seeds/), or names of models.
+
+    A model is named torchvision:NAME, package.module:callable, FILE.py:callable or FILE.onnx; a seed is made for it.
+    """
     from fuzzer.campaign import Campaign, Options
     from fuzzer.campaign.stages import with_stages
     from fuzzer.campaign.status import Status
-    from fuzzer.crashes.trust import foreign_program
+    from fuzzer.models.named import seeds_named
     from fuzzer.place import cache_folder, surroundings
-    from fuzzer.seeds.load import load_seeds
+    from fuzzer.seeds.given import parse_inputs
 
-    seeds = load_seeds(list(paths) or [Path("seeds")])
-    for seed in [] if choices.pop("trust") else seeds:
-        if reason := foreign_program(seed, Path.cwd()):
-            raise XbfuzzError(f"{seed.name}: {reason}; --trust reads it all the same")
+    seeds, models = seeds_named(list(names) or ["seeds"], parse_inputs(inputs))
+    refuse_foreign(seeds, trust=choices.pop("trust"))
+    for text in models:
+        again = shlex.join(["xbfuzz", "seeds", "new", text, *(f"--input={each}" for each in inputs)])
+        click.echo(f"{text} has no seed of yours; the one made for it: {again}", err=True)
     if choices["budget"] is None and choices["max_execs"] is None:
         choices["budget"] = 600.0
     place = cache_folder(cache)
@@ -168,7 +175,7 @@ def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"{seed.name:<16} {seed.model.source:<8} {seed.task.kind:<16} {seed.about}")
 
 
-for _command in (replay, triage, show, reduce, diagnose, corpus):
+for _command in (replay, triage, show, reduce, diagnose, corpus, seeds):
     cli.add_command(_command)
 
 

@@ -57,11 +57,10 @@ def test_small_seeds_come_first_and_the_reference_is_no_target() -> None:
 
 @pytest.mark.parametrize("source", typing.get_args(ModelSpec.model_fields["source"].annotation))
 def test_seeds_of_every_source_have_a_place_in_the_order(source: str) -> None:
-    fields = {"name": "m", "path": "m", "builder": "m:m", "graph": {}}
-    needed = {"library": "name", "hub": "name path", "repo": "path builder", "builder": "builder", "graph": "graph"}
-    model = {"source": source, **{key: fields[key] for key in needed.get(source, "path").split()}}
-    small = {"onnx", "builder", "graph"}  # usually ready before a library has been imported or an archive read
-    assert size(seed(model=model))[0] == (source not in small)
+    found = seed()
+    model = found.model.model_copy(update={"source": source})  # what else the source needs does not matter here
+    large = {"library", "repo", "hub", "exported"}  # a library must be imported, an archive read
+    assert size(found.model_copy(update={"model": model}))[0] == (source in large)
 
 
 def test_names_that_do_not_exist_are_told_with_the_nearest_before_anything_runs() -> None:

@@ -173,13 +173,13 @@ def _table(targets: list[dict[str, Any]]) -> list[str]:
     for target in targets:
         outcomes = target["outcomes"]
         counts = " ".join(f"{outcomes.get(name, 0):>6}" for name in ("pass", "mismatch", "vacuous", "not-compared"))
-        what = target["reason"] if target["status"] != "ok" else _evidence(target["evidence"])
+        what = target["reason"] if target["status"] != "ok" else evidence_words(target["evidence"])
         rows.append(f"  {target['seed']:<14} {target['backend']:<22} {target['status']:<12} {counts}  {what}"[:160])
     head = f"  {'seed':<14} {'target':<22} {'status':<12} {'pass':>6} {'diff':>6} {'vacuous':>7} {'n/c':>5}"
     return [head, *rows]
 
 
-def _evidence(evidence: dict[str, Any]) -> str:
+def evidence_words(evidence: dict[str, Any]) -> str:
     """What really ran, in a few words."""
     words = []
     if evidence.get("fell_back"):

@@ -35,6 +35,13 @@ class Duration(click.ParamType[float]):
 
 
 PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+INPUT = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=SHAPE[:DTYPE[:LOW..HIGH]]",
+    help="An input of a model that is named, such as x=1x3x64x64:float32:0..1, in forward's order; repeatable.",
+)
 CACHE = click.option("--cache", type=click.Path(path_type=Path), help="Where weights and compiled code are cached.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 CRASHES = click.option(

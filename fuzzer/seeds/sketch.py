@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fuzzer.errors import SeedError
+from fuzzer.seeds.checks import check_files
+from fuzzer.seeds.given import EXAMPLE, Offer, example_spec, tensor_spec
+from fuzzer.seeds.problems import did_you_mean
 from fuzzer.seeds.schema import Seed
 
+#: The ways to name a model, for messages.
+FORMS = "torchvision:NAME, package.module:callable, FILE.py:callable, or FILE.onnx"
 #: Pixels a side of a guessed image; models that take one size only get theirs.
 PIXELS = 64
 _FIXED_PIXELS = (("vit_", 224), ("maxvit", 224), ("inception", 299), ("ssd300", 300), ("ssdlite320", 320))
 _DETECTOR_PIXELS = 128
 #: Size of a dimension of which an ONNX file says nothing.
 _UNKNOWN = 8
+_CALLABLE = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[A-Za-z_][\w.]*)):(?P<name>[A-Za-z_][\w.]*)")
 _MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _ONNX_DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
@@ -23,21 +29,55 @@ _ONNX_DTYPES = {
 }  # fmt: skip
 
 
-def sketch(spec: str, base: Path = Path(), inputs: Mapping[str, Sequence[int]] | None = None) -> Seed:
-    """A seed that runs as it is: calibrated weights, and inputs of the file's or of guessed shapes.
+#: Asks a builder what it offers: its `module:callable` and the folder that it is imported from. Raises XbfuzzError.
+Ask = Callable[[str, Path], Offer]
 
-    `inputs` gives the shapes of a builder's inputs, float32; without it, one image. Relative paths start from `base`.
-    Raises SeedError where `spec` is none of the three forms, or the file cannot be read.
+
+def names_a_model(text: str, base: Path = Path()) -> bool:
+    """Whether `text` names a model in one of FORMS, and is not the path of a seed or a folder of seeds."""
+    return text.endswith(".onnx") or (bool(_CALLABLE.fullmatch(text)) and not (base / text).exists())
+
+
+def sketch(
+    spec: str,
+    base: Path = Path(),
+    inputs: Mapping[str, Mapping[str, Any] | Sequence[int]] | None = None,
+    ask: Ask | None = None,
+) -> Seed:
+    """A seed that runs as it is. Relative paths start from `base`.
+
+    `inputs`: shapes of float32 inputs, or inputs as a seed has them; for a builder, all of them in the order of
+    forward's arguments; for others, those that should be otherwise than the file says or than is usual. Weights are
+    calibrated; those of a builder where most of them are random, which `ask` finds out. It also gives the examples that
+    the user's code offers where no inputs are given.
+    Raises SeedError where `spec` is in none of FORMS, where there is no such model, where the file cannot be read,
+    where an input is named that the model does not have, and where nobody says what a builder's inputs are.
     """
+    given = {name: _given(each) for name, each in (inputs or {}).items()}
     if spec.endswith(".onnx"):
-        data = _onnx(spec, base)
+        data = _others(spec, _onnx(spec, base), given)
     elif spec.startswith("torchvision:"):
-        data = _torchvision(spec.removeprefix("torchvision:"))
-    elif re.fullmatch(r"[\w.]+:[\w.]+", spec):
-        data = _builder(spec, inputs)
+        data = _others(spec, _torchvision(spec.removeprefix("torchvision:")), given)
+    elif found := _CALLABLE.fullmatch(spec):
+        data = _builder(spec, found, base, given, ask)
     else:
-        raise SeedError([f"{spec}: expected torchvision:NAME, package.module:callable, or a file that ends in .onnx"])
+        raise SeedError([f"{spec}: names no model; a model is named {FORMS}"])
     return Seed.model_validate(data).at(base)
+
+
+def _given(spec: Mapping[str, Any] | Sequence[int]) -> dict[str, Any]:
+    return dict(spec) if isinstance(spec, Mapping) else tensor_spec(list(spec))
+
+
+def _others(spec: str, data: dict[str, Any], given: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """`data` with the inputs that are given in place of its own."""
+    if unknown := sorted(set(given) - set(data["inputs"])):
+        raise SeedError([f"{spec}: there is no input {unknown[0]!r}; its inputs are {', '.join(data['inputs'])}"])
+    data["inputs"] = {name: given.get(name, own) for name, own in data["inputs"].items()}
+    if "dims" in data:
+        used = {size for each in data["inputs"].values() for size in each["shape"]}
+        data["dims"] = {name: dim for name, dim in data["dims"].items() if name in used}
+    return data
 
 
 def _torchvision(name: str) -> dict[str, Any]:
@@ -71,22 +111,50 @@ def _family(name: str) -> str:
     from torchvision import models  # takes a second: only where one is asked for
 
     plain = name.rpartition(".")[2]
-    for family, module in (("classification", models), ("segmentation", models.segmentation)):
-        if plain in models.list_models(module=module):
+    known: list[str] = []
+    for family, module in (
+        ("classification", models),
+        ("segmentation", models.segmentation),
+        ("detection", models.detection),
+    ):
+        names = [each for each in models.list_models(module=module) if "keypoint" not in each]
+        if plain in names:
             return family
-    if plain in models.list_models(module=models.detection) and "keypoint" not in plain:
-        return "detection"
-    raise SeedError([f"torchvision:{name}: no classifier, segmenter or detector of torchvision; write a seed for it"])
+        known += names
+    hint = did_you_mean(plain, known) or "write a seed for it"
+    raise SeedError([f"torchvision:{name}: no classifier, segmenter or detector of torchvision; {hint}"])
 
 
-def _builder(spec: str, inputs: Mapping[str, Sequence[int]] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {name: {"kind": "floats", "shape": list(shape)} for name, shape in (inputs or {}).items()}
-    guess = "" if found else f"; the input is a guess: one image of {PIXELS} pixels"
+def _builder(
+    spec: str, found: re.Match[str], base: Path, given: dict[str, dict[str, Any]], ask: Ask | None
+) -> dict[str, Any]:
+    file = None if found["file"] is None else Path(found["file"])
+    builder = f"{found['module'] if file is None else file.stem}:{found['name']}"
+    model = {"source": "builder", "path": "." if file is None else str(file.parent), "builder": builder}
+    if problems := check_files({"model": model}, base):
+        raise SeedError([f"{spec}: {text}" for _, text in problems])
+    offer = None if ask is None else ask(builder, (base / str(model["path"])).resolve())
+    call = None
+    if offer is not None:
+        if not given:
+            given = {example.name: example_spec(example) for example in offer.examples}
+            call = {"args": [], "kwargs": {name: name for name in given}} if offer.by_name else None
+        elif set(given) <= set(offer.arguments) and list(given) != offer.arguments[: len(given)]:
+            call = {"args": [], "kwargs": {name: name for name in given}}
+    if not given:
+        takes = f" (forward takes {', '.join(offer.needed)})" if offer is not None and offer.needed else ""
+        raise SeedError(
+            [f"{spec}: say what its inputs are{takes}: --input {EXAMPLE} for each, or `example_inputs` beside it"]
+        )
+    if offer is not None and len(given) < len(offer.needed):
+        raise SeedError([f"{spec}: forward takes {', '.join(offer.needed)}; given is only {', '.join(given)}"])
+    own = offer is not None and offer.own_weights
     return {
-        "name": _name(spec.rpartition(":")[2]),
-        "about": f"{spec}, calibrated weights{guess}",
-        "model": {"source": "builder", "path": ".", "builder": spec, "weights": "calibrated"},
-        "inputs": found or {"image": {"kind": "image", "shape": [1, 3, PIXELS, PIXELS], "range": [0, 1]}},
+        "name": _name(found["name"]),
+        "about": f"{spec}, {'its own' if own else 'calibrated'} weights",
+        "model": model | {"weights": "default" if own else "calibrated"},
+        "inputs": given,
+        "call": call,
     }
 
 
@@ -97,7 +165,8 @@ def _onnx(spec: str, base: Path) -> dict[str, Any]:
     try:
         graph = onnx.load(str(base / spec), load_external_data=False).graph
     except (OSError, DecodeError) as error:
-        raise SeedError([f"{base / spec}: cannot be read as ONNX: {type(error).__name__}"]) from error
+        why = error.strerror if isinstance(error, OSError) else "it is no ONNX file"
+        raise SeedError([f"{spec}: cannot be read: {why or error}"]) from error
     weights = {item.name for item in graph.initializer}
     inputs: dict[str, Any] = {}
     dims: dict[str, Any] = {}
@@ -123,13 +192,7 @@ def _onnx_input(item: Any, dims: dict[str, Any]) -> dict[str, Any]:
     if sizes and not sizes[0].dim_value:
         shape[0] = "batch"
         dims["batch"] = {"size": 1, "max": 4}
-    if image:
-        return {"kind": "image", "shape": shape, "dtype": dtype}
-    if dtype == "bool":
-        return {"kind": "mask", "shape": shape}
-    if "int" in dtype:
-        return {"kind": "integers", "shape": shape, "dtype": dtype, "range": [0, 2], "exact": True}
-    return {"kind": "floats", "shape": shape, "dtype": dtype}
+    return tensor_spec(shape, dtype)
 
 
 def _identifier(name: str, number: int) -> str:
