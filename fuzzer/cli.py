@@ -155,26 +155,6 @@ def backends(as_json: bool) -> None:
         click.echo(f"{entry['backend']:<20} {state}{source}")
 
 
-@cli.command()
-@PATHS
-@PLUGIN
-@JSON
-def seeds(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""
-    from fuzzer.campaign.plan import check_seed
-    from fuzzer.seeds.load import load_seeds
-
-    found = load_seeds(list(paths) or [Path("seeds")])
-    for seed in found:
-        check_seed(seed)
-    if as_json:
-        listed = [{"name": s.name, "source": s.model.source, "task": s.task.kind, "about": s.about} for s in found]
-        click.echo(json.dumps({"seeds": listed}, indent=1))
-        return
-    for seed in found:
-        click.echo(f"{seed.name:<16} {seed.model.source:<8} {seed.task.kind:<16} {seed.about}")
-
-
 for _command in (replay, triage, show, reduce, diagnose, corpus, seeds):
     cli.add_command(_command)
 
