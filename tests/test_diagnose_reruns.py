@@ -21,7 +21,7 @@ from fuzzer.diagnose.interventions import Intervention, Variant, register, regis
 from fuzzer.diagnose.label import TAXONOMY
 from fuzzer.diagnose.plan import FIRST, OWN, THEN
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change
-from fuzzer.diagnose.stage import rungs
+from fuzzer.diagnose.stage import climb, rungs
 from fuzzer.errors import SpecError
 from fuzzer.verify.compare import compare
 from fuzzer.verify.examine import Examined
@@ -291,6 +291,46 @@ def test_the_ladder_of_a_target_ends_with_the_target_itself() -> None:
     opts = [rung.backend.partition("opt=")[2] for rung in rungs("onnxruntime:cpu?opt=extended")]
     assert opts == ["none", "basic", "extended"]
     assert rungs("eager:cuda") == []
+
+
+class Staged(Sides):
+    """Backends of which only those in `wrong` are wrong; without `culprit` (a switch of Inductor's) none is."""
+
+    def __init__(self, wrong: set[str], culprit: str = "") -> None:
+        super().__init__(lambda s: s["x"], lambda s: s["x"])
+        self._wrong, self._culprit = wrong, culprit
+
+    def __call__(self, sample: Mapping[str, Tensor], change: Change = NOTHING) -> Examined:
+        wrong = (change.target or "inductor:cpu") in self._wrong and self._culprit not in change.adaptation.inductor
+        self._sides = (lambda s: s["x"]), (lambda s: s["x"] + wrong)
+        return super().__call__(sample, change)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "culprit", "stage", "helps", "reruns"),
+    [
+        ({"inductor:cpu"}, "", "inductor: lowering", "aot_eager:cpu?decomp=true in its place", 2),
+        ({"inductor:cpu"}, "pattern_matcher", "inductor: pattern matcher", "Inductor's pattern matcher off", 3),
+        (
+            {"aot_eager:cpu", "aot_eager:cpu?decomp=true", "inductor:cpu"},
+            "",
+            "autograd",
+            "dynamo:cpu in its place",
+            3,
+        ),
+        ({"dynamo:cpu", "aot_eager:cpu", "aot_eager:cpu?decomp=true", "inductor:cpu"}, "", "dynamo", "", 3),
+    ],
+)
+def test_the_stage_is_the_first_that_shows_it(
+    wrong: set[str], culprit: str, stage: str, helps: str, reruns: int
+) -> None:
+    sides, sample = Staged(wrong, culprit), {"x": torch.ones(2)}
+    finding = Finding(sample, sides(sample), suspected("numeric/wrong-value"), "inductor:cpu", sample)
+    sides.asked.clear()
+    found = climb(finding, sides, lambda: False)
+    assert found.stage == stage
+    assert [words for words, _ in found.without][:1] == ([helps] if helps else [])
+    assert len(sides.asked) == reruns
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,8 +1,8 @@
 """The stage ladder: the target's own stages from the first to the last; the first that shows the drift is its stage.
 
-torch.compile: Dynamo, AOTAutograd, Inductor's decompositions, Inductor; within Inductor its passes are switched off one
-by one. ONNX Runtime: no graph optimisation (then it is the export or the kernels), basic, extended, layout, all; then
-the optimisers by name, by halves.
+torch.compile: Dynamo, AOTAutograd, Inductor's decompositions, Inductor; within Inductor its passes are switched off,
+together and then one by one. ONNX Runtime: no graph optimisation (then it is the export or the kernels), basic,
+extended, layout, all; then the optimisers by name, by halves.
 """
 
 from __future__ import annotations
@@ -107,25 +107,37 @@ def rungs(target: str) -> list[Rung]:
 
 
 def climb(finding: Finding, rerun: Rerun, late: Callable[[], bool]) -> Ladder:
-    """Go up the ladder until a rung shows the drift, then look inside that stage. Stops where `late()`."""
+    """Find the first rung that shows the drift, then look inside that stage. Stops where `late()`.
+
+    That the last one, the target itself, shows it is known. Most faults of `torch.compile` are Inductor's own: its
+    rungs are gone down, until one agrees. Most of ONNX Runtime are the export's or a kernel's: its rungs are gone up.
+    """
     found = Ladder()
-    before: Rung | None = None
-    steps = rungs(finding.target)
-    for rung in steps:
+    *steps, last = rungs(finding.target)
+    down = finding.spec.runtime != "onnxruntime"
+    shown, before = last, None
+    for rung in reversed(steps) if down else steps:
         if late():
             return found
         seen, why = _ask(finding, rerun, Change(target=rung.backend))
-        found.climbed.append((rung, seen, why))
+        found.climbed.insert(0 if down else len(found.climbed), (rung, seen, why))
         if seen in (Seen.UNCHANGED, Seen.OTHER):
-            found.stage = rung.stage
-            break
-        before = rung if seen is Seen.GONE else before
-    if found.stage and before is not None:
+            shown = rung
+            if not down:
+                break
+        elif seen is Seen.GONE:
+            before = rung
+            if down:
+                break
+    if shown is last:
+        found.climbed.append((last, Seen.UNCHANGED, ""))
+    found.stage = shown.stage
+    if before is not None:
         found.without.append((f"{before.backend} in its place", Change(target=before.backend)))
     if found.stage == "inductor":
         _inside_inductor(finding, rerun, late, found)
     elif found.stage.endswith("optimisations"):
-        _inside_onnxruntime(finding, rerun, late, found)
+        _inside_onnxruntime(finding, rerun, late, found, shown)
     return found
 
 
@@ -137,21 +149,28 @@ def _ask(finding: Finding, rerun: Rerun, change: Change) -> tuple[Seen, str]:
 
 
 def _inside_inductor(finding: Finding, rerun: Rerun, late: Callable[[], bool], found: Ladder) -> None:
-    for name, switches in INDUCTOR_PASSES.items():
+    """All passes off at once; where that helps, each of them alone."""
+    without = {name: Change(adaptation=Adaptation(inductor=switches)) for name, switches in INDUCTOR_PASSES.items()}
+    every = {name: value for switches in INDUCTOR_PASSES.values() for name, value in switches.items()}
+    if late():
+        return
+    if _ask(finding, rerun, Change(adaptation=Adaptation(inductor=every)))[0] is not Seen.GONE:
+        found.stage = "inductor: lowering"
+        return
+    found.stage = "inductor: passes"
+    for name, change in without.items():
         if late():
             return
-        change = Change(adaptation=Adaptation(inductor=switches))
         if _ask(finding, rerun, change)[0] is Seen.GONE:
             found.stage = f"inductor: {name}"
             found.without.insert(0, (f"Inductor's {name} off", change))
             return
-    found.stage = "inductor: lowering"
 
 
-def _inside_onnxruntime(finding: Finding, rerun: Rerun, late: Callable[[], bool], found: Ladder) -> None:
+def _inside_onnxruntime(finding: Finding, rerun: Rerun, late: Callable[[], bool], found: Ladder, shown: Rung) -> None:
     """The optimiser that has to be off, by halves; the stage's own come first."""
     level = found.stage.split()[0]
-    target = found.climbed[-1][0].backend
+    target = shown.backend
     names = [*OPTIMIZERS[level]]
     if not names or not _gone_without(finding, rerun, target, names):
         return
