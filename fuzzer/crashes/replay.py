@@ -154,8 +154,12 @@ def _replay(crash: Crash, where: Where, keep_weights: bool, attempts: int, bench
         if reason is not None:
             result.detail = f"{spec}: {reason}"
             return result
+    seed = seed_of(crash)
+    if seed.unavailable:
+        result.detail = seed.unavailable
+        return result
     try:
-        check_task(seed_of(crash).task)
+        check_task(seed.task)
     except InputError as error:
         result.detail = str(error)
         return result

@@ -15,6 +15,7 @@ from torch import Tensor
 from fuzzer.errors import InputError
 from fuzzer.inputs.dtypes import DTYPES
 from fuzzer.inputs.generate import Shape, finish_image
+from fuzzer.seeds.packages import placed
 from fuzzer.seeds.schema import InputSpec
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg"})
@@ -26,7 +27,7 @@ def read_input(spec: InputSpec, folder: Path, shape: Shape, draw: int) -> Tensor
     An image is resized (bilinear) to the last two dimensions of `shape`, put into the spec's range and normalised; a
     batch holds consecutive files. An array is taken as it is, and has `shape`. Raises InputError.
     """
-    files = [folder / file for file in spec.files]
+    files = [placed(folder, file) for file in spec.files]
     if files[draw % len(files)].suffix.lower() not in IMAGES:
         return _array(spec, files[draw % len(files)], shape)
     if spec.kind != "image":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from fuzzer.seeds.packages import missing_packages, placed
 from fuzzer.seeds.problems import Problem, did_you_mean, shown
 from fuzzer.seeds.schema import TASK_KINDS, WeightsKind, name_problems
 
@@ -43,6 +44,8 @@ def check_task(data: dict[str, Any]) -> list[Problem]:
 def check_files(data: dict[str, Any], base: Path) -> list[Problem]:
     """Files and modules that a seed names and that are not there, and library models that torchvision does not have."""
     found: list[Problem] = []
+    if missing_packages(data):
+        return found  # the seed is unavailable, which is no fault of its author's
     model, inputs = data.get("model"), data.get("inputs")
     if isinstance(model, dict):
         found += _model(model, base)
@@ -51,7 +54,7 @@ def check_files(data: dict[str, Any], base: Path) -> list[Problem]:
         files = spec.get("files") if isinstance(spec, dict) else None
         for i, file in enumerate(files if isinstance(files, list) else ()):
             if isinstance(file, str):
-                found += [(("inputs", name, "files", i), text) for text in _input_file(base / file)]
+                found += [(("inputs", name, "files", i), text) for text in _input_file(placed(base, file))]
     return found
 
 
@@ -62,8 +65,8 @@ def _model(model: dict[str, Any], base: Path) -> Iterator[Problem]:
         yield ("model", "library"), f"the package {library} is not installed; pip install xbfuzz[{library}]"
     elif source == "library" and library == "torchvision" and name is not None:
         yield from ((("model", "name"), text) for text in _library_name(name))
-    elif source in ("onnx", "exported") and path is not None and not (base / path).is_file():
-        yield ("model", "path"), f"no such file: {base / path}"
+    elif source in ("onnx", "exported") and path is not None and not placed(base, path).is_file():
+        yield ("model", "path"), f"no such file: {placed(base, path)}"
     elif source == "hub" and path is not None and not (base / path / "hubconf.py").is_file():
         yield ("model", "path"), f"no such file: {base / path / 'hubconf.py'}"
     elif source in ("builder", "repo") and builder is not None:
@@ -73,10 +76,10 @@ def _model(model: dict[str, Any], base: Path) -> Iterator[Problem]:
 def _weights(weights: Any, base: Path) -> Iterator[Problem]:
     kinds = get_args(WeightsKind)
     file = _text(weights.get("file")) if isinstance(weights, dict) else _text(weights)
-    if file is None or (isinstance(weights, str) and file in kinds) or (base / file).is_file():
+    if file is None or (isinstance(weights, str) and file in kinds) or placed(base, file).is_file():
         return
     hint = did_you_mean(file, kinds) if isinstance(weights, str) else ""
-    yield ("model", "weights"), f"no such file: {base / file}{'; ' + hint if hint else ''}"
+    yield ("model", "weights"), f"no such file: {placed(base, file)}{'; ' + hint if hint else ''}"
 
 
 def _text(value: Any) -> str | None:

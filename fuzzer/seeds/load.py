@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from fuzzer.errors import SeedError
 from fuzzer.seeds.checks import check_files, check_names, check_task
+from fuzzer.seeds.packages import missing_packages
 from fuzzer.seeds.problems import UNKNOWN_KEY, Problem, explain, repaired, shown
 from fuzzer.seeds.schema import Seed
 from fuzzer.seeds.study import from_study, is_study
@@ -133,7 +134,11 @@ def _build(document: Document, base: Path, where: str, name: str | None, *, file
     if faults:
         ordered = sorted(faults, key=lambda fault: fault.line or 0)
         raise SeedError([_line(where, fault) for fault in ordered])
-    return Seed.model_validate(data).at(base)
+    seed = Seed.model_validate(data).at(base)
+    missing = missing_packages(data)
+    if not missing:
+        return seed
+    return seed.that_cannot_run(f"the package {missing[0]} is not installed; pip install xbfuzz[real]")
 
 
 def _check(data: dict[str, Any], base: Path, *, files: bool) -> tuple[list[Problem], dict[KeyPath, KeyPath]]:

@@ -23,6 +23,8 @@ from pydantic import (
     model_validator,
 )
 
+from fuzzer.seeds.packages import placed
+
 #: The dtypes an input may have; the names are torch's.
 DTypeName = Literal[
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"
@@ -375,8 +377,8 @@ class Seed(Strict):
         return copy
 
     def path(self, relative: str) -> Path:
-        """A path of this seed's, made absolute from its base folder."""
-        return (self._base / relative).resolve()
+        """A path of this seed's, made absolute from its base folder, or from that of an installed package."""
+        return placed(self._base, relative).resolve()
 
     @property
     def arguments(self) -> Any:
