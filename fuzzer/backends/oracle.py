@@ -62,14 +62,19 @@ class Oracle(Backend):
             _seed(rng_seed)
             answer["truth"] = self._truth(sample)
         exact = {name for name, spec in self._model.seed.inputs.items() if spec.exact}
-        state = _state(self._module)
         answer["narrow"] = False
         answer["draws"] = []
-        for draw in range(int(variant["draws"])):
-            _seed(rng_seed)
-            output, narrow = self._perturbed(sample, exact, state, variant, draw)
-            answer["draws"].append(output)
-            answer["narrow"] |= narrow
+        state = _state(self._module)
+        kept = [value.detach().clone() for value in state]
+        try:
+            for draw in range(int(variant["draws"])):
+                _seed(rng_seed)
+                output, narrow = self._perturbed(sample, exact, list(zip(state, kept, strict=True)), variant, draw)
+                answer["draws"].append(output)
+                answer["narrow"] |= narrow
+        finally:
+            for value, before in zip(state, kept, strict=True):
+                value.data.copy_(before)
         return answer
 
     def _truth(self, sample: Sample) -> Any:
@@ -84,22 +89,21 @@ class Oracle(Backend):
             torch.set_default_dtype(before)
 
     def _perturbed(
-        self, sample: Sample, exact: set[str], state: list[Tensor], variant: dict[str, Any], draw: int
+        self, sample: Sample, exact: set[str], state: list[tuple[Tensor, Tensor]], variant: dict[str, Any], draw: int
     ) -> tuple[Any, bool]:
-        """One run under random rounding, and whether a 16-bit float was seen in it."""
+        """One run under random rounding, and whether a 16-bit float was seen in it.
+
+        `state` has the module's tensors, which are moved and stay so, each with a copy of what it was.
+        """
         rounding = RandomRounding(1 + draw, int(variant["amplitude"]), move_zeros=bool(variant.get("decide")))
         inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in _copies(sample).items()}
-        kept = [value.detach().clone() for value in state]
-        try:
-            for value in state:
-                value.data.copy_(rounding.move(value.data))
-            moving = self._module.moving(rounding.move, exact) if isinstance(self._module, OnnxNodes) else nullcontext()
-            with rounding, moving:
-                output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
-            return output, rounding.narrow
-        finally:
-            for value, before in zip(state, kept, strict=True):
-                value.data.copy_(before)
+        for value, before in state:
+            value.data.copy_(before)
+            rounding.move_in_place(value.data)
+        moving = self._module.moving(rounding.move, exact) if isinstance(self._module, OnnxNodes) else nullcontext()
+        with rounding, moving:
+            output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
+        return output, rounding.narrow
 
     def _call(self, module: nn.Module, sample: Sample) -> Any:
         args, kwargs = self._model.call(sample)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING, RANDOM
+from fuzzer.backends.steps import LARGE, Steps
 
 aten = torch.ops.aten
 
@@ -53,6 +54,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._move_zeros = move_zeros
         self.narrow = False  # whether anything was seen in float16 or bfloat16
         self._formulas = formulas()
+        self._steps: Steps | None = None
 
     def move(self, value: Any) -> Any:
         """`value` with every finite non-zero float element moved at random by up to `amplitude` places."""
@@ -64,6 +66,8 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if bits_dtype is None:
             return value
         self.narrow |= value.dtype in _NARROW
+        if value.numel() >= LARGE and value.device.type == "cpu":
+            return self._moved_in_pieces(value, bits_dtype)
         a = self._amplitude
         bits = value.contiguous().view(bits_dtype)
         steps = torch.int8 if a <= torch.iinfo(torch.int8).max else torch.int16  # the narrower, the faster to draw
@@ -76,6 +80,26 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             from_zero = torch.where(wide < 0, (-wide) | _SIGN[value.dtype], wide)
             moved = torch.where(magnitude == 0, from_zero, moved)
         return moved.view(value.dtype)
+
+    def _moved_in_pieces(self, value: Tensor, bits: torch.dtype) -> Tensor:
+        moved = value.clone()  # dense, in the order in which the elements lie in memory
+        self._move_dense(moved, bits)
+        return moved
+
+    def _move_dense(self, value: Tensor, bits: torch.dtype) -> None:
+        if self._steps is None:
+            self._steps = Steps(self._amplitude, self._generator, move_zeros=self._move_zeros)
+        row = value.as_strided((value.numel(),), (1,)).view(bits)
+        self._steps.move(row, _MAGNITUDE[value.dtype], _INFINITY[value.dtype])
+
+    def move_in_place(self, value: Tensor) -> None:
+        """`value.copy_(move(value))`, without a copy where the tensor is large."""
+        bits = _BITS.get(value.dtype)
+        if bits is not None and value.numel() >= LARGE and value.device.type == "cpu" and value.is_contiguous():
+            self.narrow |= value.dtype in _NARROW
+            self._move_dense(value, bits)
+        else:
+            value.copy_(self.move(value))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -218,7 +242,10 @@ def _reordered(name: str, args: tuple[Any, ...], generator: torch.Generator) -> 
         order = torch.randperm(a.shape[-1], generator=generator).to(a.device)
         new = list(args)
         new[left] = a.index_select(a.dim() - 1, order)
-        new[right] = b.index_select(max(b.dim() - 2, 0), order)
+        if b.dim() == 2 and b.t().is_contiguous():  # a linear layer's weight: rows as they lie in memory, much faster
+            new[right] = b.t().index_select(1, order).t()
+        else:
+            new[right] = b.index_select(max(b.dim() - 2, 0), order)
         return tuple(new)
     if name == "convolution" and args[8] == 1 and not args[6]:  # one group, not transposed
         order = torch.randperm(args[0].shape[1], generator=generator).to(args[0].device)

@@ -4,7 +4,7 @@ A freshly initialised network answers almost the same whatever it is asked (Mobi
 from equal answers nothing can be told. Here a few samples run through the module in step, and each layer is settled on
 all of them before any goes on: data-dependent initialisation (Krähenbühl et al., arXiv 1511.06856; LSUV, 1511.06422).
 
-- BatchNorm: running statistics become those of its input.
+- BatchNorm: running statistics become those of its input. One that ends a residual branch is made weak (`branches`).
 - Linear, convolution, attention's output projection with a bias: each output channel gets mean zero (plus the bias
   that the constructor chose, such as the prior of a detection head) and at most unit deviation, most of them nearly
   that; without a bias, the whole output gets unit root mean square.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from fuzzer.models.branches import Branches, WeakBranches
 from fuzzer.models.lockstep import Lockstep
 
 #: Below this ratio of deviation to root mean square an output counts as constant, and is not centred.
@@ -180,11 +181,13 @@ class _Layers:
         # A layer that is called again (a head shared by several feature maps) stays as its first call left it.
         self._settled: set[Hashable] = set()
         self._lockstep = Lockstep(self._settle)
+        self.branches = Branches()
         self._handles = []
         for layer in module.modules():
             if _keeps_statistics(layer):
                 self._norms[id(layer)] = layer
                 self._handles.append(layer.register_forward_pre_hook(self._before_norm))
+                self._handles.append(layer.register_forward_hook(self._after_norm))
             elif (projection := _projection(layer)) is not None:
                 self._handles.append(layer.register_forward_hook(self._after(projection)))
                 self._projections[id(projection.weight)] = projection
@@ -212,6 +215,9 @@ class _Layers:
         if id(layer) not in self._settled:
             self._lockstep.meet(id(layer), moments(arguments[0], 1))
 
+    def _after_norm(self, layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        self.branches.saw(layer, output)
+
     def _after(self, projection: _Projection) -> Callable[[nn.Module, Any, Any], Any]:
         # Two layers may share a weight; the first to be called settles it.
         key = id(projection.weight)
@@ -231,13 +237,14 @@ class _Layers:
 
 def _settle_layers(module: nn.Module, calls: Sequence[Call]) -> None:
     threads = torch.get_num_threads()
+    layers = _Layers(module)
 
     def one(call: Call) -> Callable[[], None]:
         def forward() -> None:
             torch.set_num_threads(threads)  # kept by each thread for itself, as is the grad mode
-            with torch.no_grad():
+            with torch.no_grad(), WeakBranches(layers.branches):
                 module(*call[0], **call[1])
 
         return forward
 
-    _Layers(module).run([one(call) for call in calls])
+    layers.run([one(call) for call in calls])

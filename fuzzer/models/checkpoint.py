@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,10 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], origin: str) 
     ]
     if problems:
         raise ModelError(f"{origin}: weights do not fit the model: {', '.join(problems)}")
-    module.load_state_dict(dict(found), strict=False)
+    state = OrderedDict(found)
+    # The versions of the module's own layers, which a file of tensors alone does not tell, and which MNASNet asks for.
+    state._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]
+    module.load_state_dict(state, strict=False)
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
