@@ -35,6 +35,7 @@ from fuzzer.mutate import (
 from fuzzer.mutate.floats import ulp_step
 from fuzzer.mutate.patterns import kept
 from fuzzer.mutate.randomness import draws
+from fuzzer.mutate.values import EDGE_GROUPS
 from fuzzer.seeds import Seed
 from fuzzer.tensors import content_hash
 
@@ -281,7 +282,7 @@ def test_exact_inputs_tokens_and_masks_are_changed_only_by_mutators_meant_for_th
             assert word in mutator.name or same_bits(after[name], sample[name])
 
 
-@pytest.mark.parametrize("name", mutator_names())
+@pytest.mark.parametrize("name", sorted({*mutator_names()} - {"boundary"}))  # which is not proposed at random
 def test_each_mutator_changes_something_most_of_the_time(name: str) -> None:
     seed = seed_of(allow={"empty": True, "out_of_range_integers": True})
     mutator, rng, changed = find_mutator(name), random.Random(1), 0
@@ -433,6 +434,51 @@ def test_a_slid_box_has_its_iou_next_to_the_threshold(threshold: float) -> None:
     params = {"key": 4, "count": 1, "how": "slide", "amount": threshold}
     boxes = apply_one(seed_of("boxes"), "near_duplicate_boxes", input="boxes", **params)["boxes"].double()
     assert float((box_iou(boxes, boxes) - threshold).abs().min()) < 1e-5
+
+
+@given(
+    st.sampled_from([(1, 2), (1, 4), (3, 5), (7, 10), (9, 20), (1, 3)]),
+    st.integers(1, 8),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_exact_overlaps_have_the_iou_that_the_quotient_rounds_to(
+    ratio: tuple[int, int], unit: int, slid: bool, upright: bool, key: int
+) -> None:
+    params = {"key": key, "count": 1, "part": ratio[0], "whole": ratio[1], "unit": unit, "slid": slid}
+    before = base_sample(seed_of("boxes"), 0)["boxes"]
+    boxes = apply_one(seed_of("boxes"), "exact_overlaps", input="boxes", upright=upright, **params)["boxes"]
+    moved = [i for i in range(len(boxes)) if not torch.equal(boxes[i], before[i])]
+    assert len(moved) == 2
+    iou = box_iou(boxes[moved], boxes[moved])[0, 1]
+    assert iou.item() == torch.tensor(ratio[0] / ratio[1], dtype=boxes.dtype).item()
+
+
+def test_operand_exceptions_soon_pair_a_zero_with_a_nan_and_one_with_infinity() -> None:
+    seed, rng = seed_of("x", "half", "double", allow={"nonfinite": True}), random.Random(5)
+    two = seed_of("x", "y", allow={"nonfinite": True})
+    shapes = {name: tuple(tensor.shape) for name, tensor in base_sample(two, 0).items()}
+    zero_nan = one_inf = 0
+    for _ in range(60):
+        out = apply_one(two, "operand_exceptions", **find_mutator("operand_exceptions").propose(two, shapes, rng))
+        x, y = out["x"], out["y"]
+        zero_nan += bool(((x == 0) & y.isnan()).any())
+        one_inf += bool(((x.abs() == 1) & y.isinf()).any())
+    assert min(zero_nan, one_inf) >= 15
+    assert find_mutator("operand_exceptions").fits(seed)
+    assert not find_mutator("operand_exceptions").fits(seed_of("x", "counts"))
+
+
+def test_regimes_keep_all_elements_between_two_neighbouring_edges_of_one_sign() -> None:
+    seed, rng = seed_of("x"), random.Random(5)
+    mutator = find_mutator("regimes")
+    for _ in range(200):
+        params = {**mutator.propose(seed, {"x": (6, 5)}, rng), "where": EVERYWHERE}
+        x = mutator.apply(seed, base_sample(seed, 0), params)["x"].double()
+        assert bool((x > 0).all()) != bool((x < 0).all())
+        low, high = x.abs().min().item() * (1 + 1e-6), x.abs().max().item() * (1 - 1e-6)
+        assert any(not any(low < edge < high for edge in group) for group in EDGE_GROUPS)
 
 
 def test_duplicated_boxes_are_equal_and_so_are_their_scores_when_asked() -> None:

@@ -20,8 +20,8 @@ from fuzzer.trees import flatten
 
 #: Elements of the input that are moved.
 MOST_MOVED = 16
-#: Newton's steps; a piecewise linear model needs a few.
-STEPS = 8
+#: Newton's steps, those included that did not come nearer; a piecewise linear model needs a few.
+STEPS = 10
 #: Decisions among which one is chosen.
 MOST_DECISIONS = 32
 
@@ -75,25 +75,26 @@ def towards_boundary(forward: Forward, sample: Mapping[str, Tensor], names: Sequ
     before = best = float(margin[element].detach())
     chosen: dict[str, Tensor] = {}
     kept = {name: tensor.clone() for name, tensor in now.items()}
+    slopes: dict[str, Tensor] = {}
+    share = 1.0  # of Newton's step: behind a kink a shorter one may do
     for _ in range(STEPS):
-        gradients = torch.autograd.grad(margin[element], list(inputs.values()), allow_unused=True)
-        slopes = {name: g.reshape(-1) for name, g in zip(inputs, gradients, strict=True) if g is not None}
-        slopes = {name: torch.nan_to_num(g.double(), 0.0, 0.0, 0.0) for name, g in slopes.items()}
-        chosen = chosen or _steepest(slopes)
+        if not slopes:
+            slopes = _slopes(margin[element], inputs)
+            chosen = chosen or _steepest(slopes)
         size = sum(float((slopes[name][at] ** 2).sum()) for name, at in chosen.items() if name in slopes)
         if size == 0.0:
             break
+        now = {name: tensor.clone() for name, tensor in kept.items()}
         for name, at in chosen.items():
             flat = now[name].reshape(-1)
-            flat[at] = (flat[at].double() - float(margin[element].detach()) * slopes[name][at] / size).to(flat.dtype)
+            flat[at] = (flat[at].double() - share * best * slopes[name][at] / size).to(flat.dtype)
         found = _margins(forward, sample, now)
-        if which >= len(found) or element >= found[which][0].numel():
-            break
-        margin, inputs = found[which]
-        reached = float(margin[element].detach())
-        if not abs(reached) < abs(best):
-            break
-        best, kept = reached, {name: tensor.clone() for name, tensor in now.items()}
+        known = which < len(found) and element < found[which][0].numel()
+        if known and abs(float(found[which][0][element].detach())) < abs(best):
+            margin, inputs = found[which]
+            best, kept, slopes, share = float(margin[element].detach()), now, {}, 1.0
+        else:
+            share /= 4
     changes = [_change(name, kept[name], at) for name, at in chosen.items()]
     return Moved(changes, before, best) if abs(best) < abs(before) else None
 
@@ -112,6 +113,13 @@ def _margins(
             gaps = top_gaps(leaf)
             margins += [] if gaps is None else [gaps]
     return [(margin, leaves) for margin in margins]
+
+
+def _slopes(margin: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The margin's gradient by input, flat, float64; what is not finite counts as zero."""
+    gradients = torch.autograd.grad(margin, list(inputs.values()), allow_unused=True)
+    known = {name: g.reshape(-1) for name, g in zip(inputs, gradients, strict=True) if g is not None}
+    return {name: torch.nan_to_num(g.double(), 0.0, 0.0, 0.0) for name, g in known.items()}
 
 
 def _steepest(slopes: Mapping[str, Tensor]) -> dict[str, Tensor]:

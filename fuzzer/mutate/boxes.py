@@ -166,6 +166,70 @@ def snapped(box: Tensor) -> Tensor:
     return saturated(torch.stack([left, top, left + width, top + height]), box.dtype)
 
 
+class OverlapParams(CopyParams):
+    part: Annotated[int, Field(ge=1, le=64)]
+    whole: Annotated[int, Field(ge=2, le=64)]
+    unit: Annotated[int, Field(ge=1, le=64)]  # pixels
+    slid: bool  # the copies moved along, else cut off
+    upright: bool  # along y, else along x
+    ulps: Ulps = 0  # the end of the copies moved further, by so many representable numbers
+
+
+@register
+class ExactOverlaps(BoxCopies[OverlapParams]):
+    """Puts a box at whole pixels, and copies of it at an IoU of exactly part / whole, or a hair beside.
+
+    All corners and areas are whole numbers, so that the IoU has one rounding, that of its quotient. In units of length
+    u along one side: [0, n] and [0, k] overlap by k / n; [0, n + k] and [n − k, 2n] by 2k / 2n.
+    """
+
+    name = "exact_overlaps"
+    params_type = OverlapParams
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> OverlapParams:
+        part, whole = rng.choice(_RATIOS)
+        room = int(min(extent_of(seed.inputs[name]))) // (4 * whole)
+        return OverlapParams(
+            input=name,
+            key=new_key(rng),
+            count=rng.choice((1, 1, 2, 3)),
+            scores=maybe_scores(seed, name, rng) if rng.random() < 0.5 else None,
+            part=part,
+            whole=whole,
+            unit=rng.randint(1, min(max(room, 1), 64)),
+            slid=rng.random() < 0.5,
+            upright=rng.random() < 0.5,
+            ulps=rng.choice((0, 0, 0, 0, 1, -1)),
+        )
+
+    def alter(self, spec: InputSpec, tensor: Tensor, params: OverlapParams) -> Tensor:
+        out = copy_of(tensor)
+        flat = out.view(-1, 4)
+        if not len(flat):
+            return out
+        original, copies = picked(params, len(flat))
+        if not len(copies):  # the key names one box twice
+            copies = torch.tensor([(original + 1) % len(flat)])
+        if len(flat) < 2 or not bool(torch.isfinite(flat[original]).all()):
+            return out
+        x, y = flat[original, :2].double().round().tolist()
+        across = max(float((flat[original, 3 - params.upright] - flat[original, 1 - params.upright]).abs().ceil()), 1.0)
+        n, k, u = params.whole, min(params.part, params.whole), params.unit
+        one, other = ((0, n + k), (n - k, 2 * n)) if params.slid else ((0, n), (0, k))
+        both = [(x, y + u * a, x + across, y + u * b) for a, b in (one, other)]
+        if not params.upright:
+            both = [(x + u * a, y, x + u * b, y + across) for a, b in (one, other)]
+        flat[original], copy = saturated(torch.tensor(both, dtype=torch.float64), out.dtype)
+        end = 3 if params.upright else 2
+        copy[end] = ulp_step(copy[end], params.ulps)
+        flat[copies] = copy
+        return out
+
+
+#: IoU at which detectors, proposals and evaluations decide, as quotients of small numbers.
+_RATIOS = ((1, 2), (1, 2), (1, 2), (1, 2), (1, 4), (3, 4), (3, 5), (7, 10), (3, 10), (2, 5), (9, 10), (9, 20), (1, 3))
+
+
 Degenerate = Literal["point", "line", "inverted", "huge", "outside", "tiny", "negative", "everything"]
 DEGENERATE: tuple[Degenerate, ...] = ("point", "line", "inverted", "huge", "outside", "tiny", "negative", "everything")
 

@@ -19,6 +19,9 @@ from fuzzer.seeds.schema import InputSpec, Seed
 MOST_STEPS = 8
 #: Base inputs from which to start: enough for variety, few enough that reports show familiar numbers.
 DRAWS = 1000
+#: The share of recipes in which a dimension changes: of those that start from a base input, and of the others.
+#: Guards, tiles and tails depend on sizes alone, so that a base input of another size is worth as much as a mutation.
+RESIZED_FRESH, RESIZED = 0.6, 0.4
 #: The share of steps that act where an earlier one did.
 ALIGNED = 0.35
 
@@ -90,9 +93,13 @@ def propose_recipe(
         del steps[rng.randrange(len(steps))]
     dims = dict(base.dims)
     names = resizable(seed)
-    if names and any(isinstance(mutator, Shape) for mutator in mutators) and rng.random() < 0.3:
-        name = rng.choice(names)
-        dims[name] = propose_size(seed.dims[name], seed.allow, rng)
+    if (
+        names
+        and any(isinstance(mutator, Shape) for mutator in mutators)
+        and rng.random() < (RESIZED_FRESH if parent is None else RESIZED)
+    ):
+        for name in rng.sample(names, _geometric(rng, len(names))):
+            dims[name] = propose_size(seed.dims[name], seed.allow, rng)
     if rng.random() < 0.9:
         draw = base.draw
     for _ in range(_geometric(rng, 4)):

@@ -23,8 +23,10 @@ def sizes(dim: Dim, allow: Allow) -> range:
 
 
 def propose_size(dim: Dim, allow: Allow, rng: random.Random) -> int:
-    """A size at an edge of what is allowed, around a power of two (where vector bodies end), or anywhere."""
+    """A size at an edge of what is allowed, around a power of two (where vector bodies end), or, as often, anywhere."""
     allowed = sizes(dim, allow)
+    if rng.random() < 0.5:
+        return rng.choice(allowed)
     power: int = 2 ** rng.randrange(max(dim.most.bit_length(), 1))
     edges = (dim.min, 0, 1, 2, 3, dim.most, dim.most - 1, dim.size - 1, dim.size + 1, power - 1, power, power + 1)
     inside = [size for size in edges if size in allowed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -26,6 +27,16 @@ class SpecialParams(Strict):
     where: Where
     key: Key
     few: Annotated[int, Field(ge=1, le=64)]  # so many of the special values are used, picked by `key`
+    core: bool = False  # only those whose products, powers and logarithms have rules of their own
+
+
+#: Two operands of these are where IEEE 754, and each function's own rules, make exceptions: 0·∞, 0/0, 0·log NaN, 1^NaN.
+CORE = (0.0, -0.0, 1.0, -1.0)
+
+
+def core_specials(*, nonfinite: bool) -> list[float]:
+    """Zeros and ones; NaN and infinities with leave."""
+    return [*CORE, math.nan, math.inf, -math.inf, math.nan] if nonfinite else [*CORE]
 
 
 def float_specials(dtype: torch.dtype, *, nonfinite: bool) -> list[float]:
@@ -83,7 +94,8 @@ class Specials(Mutator[SpecialParams]):
         where = propose_where(
             shapes[chosen[0]], rng, ("some", "some", "line", "row", "tail", "all", "all"), (1, 2, 4, 8, 64)
         )
-        return SpecialParams(inputs=chosen, where=where, key=new_key(rng), few=rng.choice((1, 2, 3, 8, 64)))
+        few, core = rng.choice((1, 2, 3, 8, 64)), rng.random() < 0.3
+        return SpecialParams(inputs=chosen, where=where, key=new_key(rng), few=few, core=core)
 
     def change(self, seed: Seed, sample: Mapping[str, Tensor], params: SpecialParams) -> Sample:
         unfit = set(params.inputs) - set(self.targets(seed))
@@ -97,7 +109,9 @@ class Specials(Mutator[SpecialParams]):
     def _alter(self, seed: Seed, spec: InputSpec, tensor: Tensor, params: SpecialParams, key: int) -> Tensor:
         def values(at: Tensor) -> Tensor:
             if at.dtype.is_floating_point:
-                pool = torch.tensor(float_specials(at.dtype, nonfinite=seed.allow.nonfinite), dtype=torch.float64)
+                nonfinite = seed.allow.nonfinite
+                specials = core_specials if params.core else partial(float_specials, at.dtype)
+                pool = torch.tensor(specials(nonfinite=nonfinite), dtype=torch.float64)
             else:
                 pool = torch.tensor(integer_specials(spec, beyond=seed.allow.out_of_range_integers))
             words = torch.from_numpy((draws(key, params.few + len(at)) >> 1).astype("int64"))
@@ -108,6 +122,28 @@ class Specials(Mutator[SpecialParams]):
             return torch.where(found.isfinite(), saturated(found, at.dtype), found.to(at.dtype))
 
         return edited(tensor, params.where, values)
+
+
+@register
+class OperandExceptions(Specials):
+    """Zeros, ones, NaN and infinities at the same places of two inputs or more, each place in a combination of its own.
+
+    Where one operand of a product, a quotient, a power or a logarithm is such a value, the other decides.
+    """
+
+    name = "operand_exceptions"
+
+    def targets(self, seed: Seed) -> list[str]:
+        return [name for name in super().targets(seed) if DTYPES[seed.inputs[name].dtype_name].is_floating_point]
+
+    def fits(self, seed: Seed) -> bool:
+        return len(self.targets(seed)) > 1
+
+    def choose(self, seed: Seed, shapes: Shapes, rng: random.Random) -> SpecialParams:
+        names = self.targets(seed)
+        chosen = names if rng.random() < 0.5 else rng.sample(names, 2)
+        where = propose_where(shapes[chosen[0]], rng, ("some", "line", "row", "all", "all"), (2, 4, 8, 64))
+        return SpecialParams(inputs=chosen, where=where, key=new_key(rng), few=rng.choice((2, 8, 64)), core=True)
 
 
 def _complex(spec: InputSpec) -> bool:

@@ -14,7 +14,7 @@ from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, 
 from fuzzer.mutate.floats import REAL_DTYPES, edited, saturated
 from fuzzer.mutate.randomness import draws, new_key
 from fuzzer.mutate.uniform import valid_range
-from fuzzer.mutate.values import edge
+from fuzzer.mutate.values import EDGE_GROUPS, edge
 from fuzzer.mutate.where import Key, Place, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
 
@@ -97,7 +97,7 @@ class Spans(InputMutator[SpanParams]):
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> SpanParams:
         low, high = valid_range(seed.inputs[name])
         inside = (low, high, (low + high) / 2, low + (high - low) * rng.random())
-        centre = rng.choice((*inside, edge(rng), edge(rng), 0.0, 2.0 ** rng.randint(-24, 24)))
+        centre = rng.choice((*inside, edge(rng), edge(rng), edge(rng), edge(rng), 0.0, 2.0 ** rng.randint(-24, 24)))
         scale = max(abs(centre), high - low if centre in inside else 1.0)
         width = rng.choice((1.0, scale, scale / 10, scale * 2.0 ** -rng.randint(1, 24)))
         where = propose_where(shape, rng, REGIONS)
@@ -114,3 +114,27 @@ class Spans(InputMutator[SpanParams]):
             return saturated(params.centre + params.width * (2 * part - 1), at.dtype)
 
         return edited(tensor, params.where, values)
+
+
+@register
+class Regimes(Spans):
+    """Values between two neighbouring edges of a special function, of one sign, mostly in the whole input.
+
+    Where all of an output lies in one regime (all subnormal, all saturated, all cancelled), no larger element hides it.
+    """
+
+    name = "regimes"
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> SpanParams:
+        edges = sorted(rng.choice(EDGE_GROUPS))
+        first = rng.randrange(len(edges))
+        low, high = edges[first], edges[first + 1] if first + 1 < len(edges) else 1.25 * edges[first]
+        where = propose_where(shape, rng, ("all", "all", "all", "all", "slab", "row"))
+        return SpanParams(
+            input=name,
+            where=where,
+            centre=rng.choice((1.0, -1.0)) * (low + high) / 2,
+            width=(high - low) / 2,
+            even=rng.random() < 0.25,
+            key=new_key(rng),
+        )

@@ -186,6 +186,7 @@ class FunctionEdges(PlacedValues):
     """Values near which special functions change formula, saturate or cancel."""
 
     name = "function_edges"
+    places = ("some", "line", "row", "window", "tail", "all", "all", "all", "all")
     ulps = (0, 0, 0, 1, -1)
 
     def pool(self, dtype: torch.dtype) -> list[float]:
@@ -194,7 +195,11 @@ class FunctionEdges(PlacedValues):
     def values(self, dtype: torch.dtype, rng: random.Random) -> list[float]:
         if rng.random() < 0.2:
             return super().values(dtype, rng)
-        return [edge(rng) for _ in range(rng.choice((1, 1, 2, 4)))]
+        count = rng.choice((1, 1, 2, 4))
+        if rng.random() < 0.5:  # all on one side of one edge: what a whole output must be near to show is then shown
+            sign, group = rng.choice((1.0, -1.0)), rng.choice(EDGE_GROUPS)
+            return [sign * rng.choice(group) for _ in range(count)]
+        return [edge(rng) for _ in range(count)]
 
 
 @register
