@@ -2,14 +2,15 @@
 
 `python -m benchmarks.study --executions 50 --json` runs a campaign of so many executions on each model, with calibrated
 weights, and prints what became of it. The file of `--out` is written after each model; models that it has already, with
-as many executions, are not run again. `--write DIR` writes the seeds and runs nothing. The nineteenth model, YOLOv5n,
-is a repository's: it runs where `--yolov5 CHECKOUT` says where that is.
+as many executions, are not run again. `--write DIR` writes the seeds and runs nothing. `--group I/N` takes the I-th of
+N groups that take about as long as each other, to run side by side; `--merge A.json B.json --out WHOLE.json`
+joins what they wrote, and `--table` puts it into docs/study.md. The nineteenth model, YOLOv5n, is a repository's: it
+runs where `--yolov5 CHECKOUT` says where that is.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import tempfile
 import time
 from collections import Counter
@@ -19,11 +20,16 @@ from typing import Any
 import click
 import torch
 
-from benchmarks.study_models import MODELS, yolov5n
+from benchmarks.study_models import MODELS, group, yolov5n
+from benchmarks.study_report import merged, report, table, with_table
 from fuzzer.campaign import Campaign, Options
 from fuzzer.files import write_atomically
 from fuzzer.place import cache_folder, surroundings
 from fuzzer.seeds import Seed, seed_text
+
+RESULTS = Path(__file__).parent / "results" / "study.json"
+PAGE = Path(__file__).parent.parent / "docs" / "study.md"
+_ALL = [model.short for model in MODELS]
 
 
 def run_model(seed: Seed, executions: int, budget_s: float | None) -> dict[str, Any]:
@@ -40,6 +46,7 @@ def run_model(seed: Seed, executions: int, budget_s: float | None) -> dict[str, 
         "executions": summary.executions,
         "outcomes": summary.outcomes,
         "vacuous": vacuous,
+        "judged": sum(target["judged"] for target in summary.targets),
         "not_fuzzed": vetting["reason"],
         "uninformative": vetting["uninformative"],
         "targets": {t["backend"]: {"status": t["status"], "reason": t["reason"]} for t in summary.targets},
@@ -49,15 +56,21 @@ def run_model(seed: Seed, executions: int, budget_s: float | None) -> dict[str, 
     }
 
 
-def report(done: dict[str, Any], executions: int) -> dict[str, Any]:
-    """The whole result: models by name, and what they come to."""
-    return {
-        "executions": executions,
-        "machine": {"processor": platform.machine(), "torch": torch.__version__, "python": platform.python_version()},
-        "models": done,
-        "ok": sum(model["ok"] for model in done.values()),
-        "vacuous": sum(model["vacuous"] for model in done.values()),
-    }
+def _numbers(part: str) -> tuple[int, int]:
+    """I and N of `I/N`, both from 1."""
+    left, _, right = part.partition("/")
+    if not (left.isdecimal() and right.isdecimal() and 1 <= int(left) <= int(right)):
+        raise click.UsageError(f"--group takes I/N, such as 1/6, not {part!r}")
+    return int(left), int(right)
+
+
+def _merge(parts: tuple[Path, ...], out: Path) -> None:
+    try:
+        whole = merged([json.loads(path.read_text()) for path in parts], _ALL)
+    except (ValueError, KeyError) as error:
+        raise click.UsageError(f"cannot merge: {error}") from error
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, (json.dumps(whole, indent=1) + "\n").encode())
 
 
 @click.command(help=__doc__)
@@ -68,7 +81,11 @@ def report(done: dict[str, Any], executions: int) -> dict[str, Any]:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Keep results here, model by model.")
 @click.option("--yolov5", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A checkout of YOLOv5.")
 @click.option("--write", type=click.Path(path_type=Path, file_okay=False), help="Write the seeds into this folder.")
+@click.option("--group", "part", metavar="I/N", help="The I-th of N groups that take about as long as each other.")
+@click.option("--merge", is_flag=True, help="Join the results PARTS into --out, and run nothing.")
+@click.option("--table", "as_table", is_flag=True, help=f"Put {RESULTS} (or --out) into {PAGE} and run nothing.")
 @click.option("--json", "as_json", is_flag=True)
+@click.argument("parts", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def main(
     executions: int,
     only: tuple[str, ...],
@@ -77,13 +94,27 @@ def main(
     out: Path | None,
     yolov5: Path | None,
     write: Path | None,
+    part: str | None,
+    merge: bool,
+    as_table: bool,
     as_json: bool,
+    parts: tuple[Path, ...],
 ) -> None:
+    if parts and not merge:
+        raise click.UsageError("results are given to --merge alone")
+    if merge:
+        _merge(parts, out or RESULTS)
+    if as_table:
+        text = table(json.loads((out or RESULTS).read_text()))
+        write_atomically(PAGE, with_table(PAGE.read_text(), text).encode())
+    if merge or as_table:
+        return
     seeds = [model.seed(targets) for model in MODELS] + ([] if yolov5 is None else [yolov5n(yolov5, targets)])
     unknown = set(only) - {seed.name for seed in seeds}
     if unknown:
         raise click.UsageError(f"no model is called {', '.join(sorted(unknown))}")
-    seeds = [seed for seed in seeds if not only or seed.name in only]
+    chosen = set(only) if part is None else {model.short for model in group(*_numbers(part))} & (set(only) or set(_ALL))
+    seeds = [seed for seed in seeds if not chosen or seed.name in chosen]
     if write is not None:
         write.mkdir(parents=True, exist_ok=True)
         for seed in seeds:

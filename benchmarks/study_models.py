@@ -29,6 +29,13 @@ class StudyModel:
     name: str
     pixels: int = 64
     args: dict[str, Any] = field(default_factory=dict)
+    #: Processor seconds of preparation and 50 executions, roughly: by this models are divided into groups.
+    cost: int = 60
+
+    @property
+    def short(self) -> str:
+        """The name without its family: that of its seed."""
+        return self.name.rpartition(".")[2]
 
     @property
     def task(self) -> str:
@@ -43,7 +50,7 @@ class StudyModel:
         image |= {"shape": [3, side, side]} if detector else {"shape": [1, 3, side, side], "mean": _MEAN, "std": _STD}
         return Seed.model_validate(
             {
-                "name": self.name.rpartition(".")[2],
+                "name": self.short,
                 "about": f"the study's {self.name} at {side} pixels, calibrated weights",
                 "model": {
                     "source": "library",
@@ -86,6 +93,14 @@ MODELS = (
     StudyModel("detection.fasterrcnn_resnet50_fpn", 128, _SMALL | {"box_score_thresh": 0.02, **_FEW_BOXES}),
     StudyModel("detection.ssd300_vgg16", 300, _LOW | {"detections_per_img": 50}),
 )
+
+
+def group(i: int, n: int) -> list[StudyModel]:
+    """The `i`-th, from 1, of `n` groups of MODELS that cost about the same: each model goes to the cheapest so far."""
+    groups: list[list[StudyModel]] = [[] for _ in range(n)]
+    for model in sorted(MODELS, key=lambda model: -model.cost):
+        min(groups, key=lambda held: sum(other.cost for other in held)).append(model)
+    return groups[i - 1]
 
 
 def yolov5n(checkout: Path, targets: tuple[str, ...] = ()) -> Seed:
