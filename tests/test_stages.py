@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fuzzer.campaign import Campaign
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.stages import with_stages
+from fuzzer.crashes.replay import CrashState, replay
+from fuzzer.crashes.store import list_crashes, load_crash
+from fuzzer.crashes.trust import needs_trust
 from fuzzer.errors import ModelError, SeedError, XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.models import build_model
 from fuzzer.models.stage import captured, stage_module
+from fuzzer.place import surroundings
 from fuzzer.seeds import Seed, load_seed, seed_from_json, seed_to_json
 from fuzzer.seeds.stages import whole, without_files
 
@@ -176,6 +182,31 @@ def test_a_stage_is_kept_in_a_crash_without_files_of_this_machine(parts: dict[st
     assert isinstance(module, nn.Module)
     assert set(module.state_dict()) == {"linear.weight", "linear.bias"}
     assert without_files(parts["two"]) is parts["two"]
+
+
+@pytest.mark.slow
+def test_a_campaign_finds_a_stages_fault_which_replays(tmp_path: Path) -> None:
+    """The head drops NaN where it runs with two threads, which the target does and the reference does not."""
+    seed = two(tmp_path, backends="eager:cpu?threads=2")
+    code = (tmp_path / "two.py").read_text()
+    broken = "[self.linear(i.nan_to_num(0.0) if torch.get_num_threads() == 2 else i) * scale for i in features]"
+    (tmp_path / "two.py").write_text(code.replace("[self.linear(item) * scale for item in features]", broken))
+    assert broken in (tmp_path / "two.py").read_text()
+    seeds = [one for one in with_stages([seed], tmp_path / "cache") if one.name == "two.head"]
+    options = Options(tmp_path / "out", max_execs=40, reduce_s=0.0, diagnose_s=0.0)
+    summary = Campaign(seeds, options, surroundings(tmp_path / "cache")).run()
+    assert summary.seeds[0]["stage"].startswith("head of two alone: its inputs are mutations")
+    assert {finding["seed"] for finding in summary.findings} == {"two.head"}, summary.lines()
+    folders = list_crashes(tmp_path / "out" / "crashes")
+    assert folders
+    shutil.rmtree(tmp_path / "cache")  # a crash brings its own inputs
+    crash = load_crash(folders[0])
+    assert crash.id.startswith("two.head-eager-cpu-")
+    assert any(text.startswith("head of two alone") for text in crash.evidence)
+    assert "cache" not in (folders[0] / "crash.yaml").read_text()
+    assert needs_trust(crash, tmp_path) is None
+    assert "two.py" in str(needs_trust(crash, tmp_path / "elsewhere"))
+    assert replay(crash, surroundings(tmp_path / "cache")).state is CrashState.REPRODUCES
 
 
 def test_what_is_no_plain_value_cannot_be_given_to_a_stage(tmp_path: Path) -> None:

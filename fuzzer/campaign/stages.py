@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fuzzer.backends.process import worker_environment
 from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.models.build import code_hashes
@@ -68,6 +69,8 @@ def _capturing(seed: Seed, folders: dict[str, Path], cache: Path | None) -> subp
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=worker_environment(),
+        start_new_session=True,  # Ctrl-C is the campaign's
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps(asked))

@@ -208,10 +208,11 @@ class Flat(torch.nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module.eval()
+        self.names = list(inputs())  # not while an exporter watches: reading the inputs is no part of the model
         self.eval()
 
     def forward(self, *tensors: Any) -> Any:
-        found = pytree.tree_leaves(call(self.module, dict(zip(inputs(), tensors))))  # noqa: B905
+        found = pytree.tree_leaves(call(self.module, dict(zip(self.names, tensors))))  # noqa: B905
         return tuple(x for x in found if isinstance(x, torch.Tensor))
 
 
