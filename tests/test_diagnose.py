@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fuzzer.diagnose import TAXONOMY, Label, primary, provisional, suspected
-from fuzzer.diagnose.facts import gathers_alike, rounds_to, same_rows
+from fuzzer.diagnose.facts import gathers_alike, rounds_to, same_rows, shorter
 from fuzzer.trees import Leaves
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
@@ -252,6 +252,14 @@ def test_errors_of_a_product_in_half_precision_are_reduced_precision(dtype: torc
     assert label == "numeric/reduced-precision?"
 
 
+def test_values_that_are_all_16_bit_floats_are_reduced_precision_however_far_off() -> None:
+    x = torch.linspace(-3.0, 3.0, 16)
+    truth = torch.softmax(x.double(), 0)
+    target = torch.softmax(x.bfloat16(), 0).float() * 2
+    label = diagnose(Kind.VALUE, x, truth.float() * 2, target, truth=truth * 2, blame=Blame.TARGET)
+    assert label == "numeric/reduced-precision?"
+
+
 def test_values_that_vanish_below_the_smallest_normal_number_are_subnormal() -> None:
     x = torch.tensor([-88.0, -87.5, -87.4, 0.0])
     reference = torch.sigmoid(x)
@@ -311,6 +319,18 @@ def test_indices_gather_alike_exactly_where_the_values_are_equal(values: list[in
     left, right = data.draw(index), data.draw(index)
     expected = [values[i] for i in left] == [values[i] for i in right]
     assert gathers_alike(torch.tensor(left), torch.tensor(right), torch.tensor(values, dtype=torch.float32)) == expected
+
+
+@given(
+    st.lists(st.floats(0.125, 1e3, width=32), min_size=4, max_size=20), st.sampled_from([torch.float16, torch.bfloat16])
+)
+def test_only_values_that_were_rounded_are_shorter(values: list[float], dtype: torch.dtype) -> None:
+    fine = torch.tensor(values)
+    rounded = fine.to(dtype).float()
+    assert shorter(fine, rounded) is None
+    moved = set(rounded[fine != rounded].tolist())
+    enough = len(moved) >= 4 and any(value % 1 for value in moved)
+    assert (shorter(rounded, fine) is not None) == enough
 
 
 def test_a_value_that_is_already_rounded_says_nothing_about_precision() -> None:

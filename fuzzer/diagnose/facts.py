@@ -132,5 +132,24 @@ def rounds_to(fine: Tensor, coarse: Tensor, dtype: torch.dtype) -> bool:
     return bool(moved.any()) and bool(same.all())
 
 
+def shorter(coarse: Tensor, fine: Tensor) -> torch.dtype | None:
+    """The 16-bit float that holds `coarse` without rounding at each of the elements that differ, and `fine` at none.
+
+    None where they are fewer than four values, which may be so by chance, or whole numbers, or off by a sixteenth.
+    """
+    if fine.shape != coarse.shape or not (fine.dtype == coarse.dtype and fine.dtype in (torch.float32, torch.float64)):
+        return None
+    at = (fine != coarse) & fine.isfinite() & coarse.isfinite() & (coarse != 0)
+    left, right = coarse[at], fine[at]
+    near = (left - right).abs() <= right.abs() / 16
+    if left.unique().numel() < 4 or not bool(near.all()) or torch.equal(left, left.round()):  # type: ignore[no-untyped-call]
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        held, other = (side == side.to(dtype).to(side.dtype) for side in (left, right))
+        if bool(held.all()) and not bool(other.any()):
+            return dtype
+    return None
+
+
 def median(values: Tensor) -> float:
     return float(values.median()) if values.numel() else math.nan

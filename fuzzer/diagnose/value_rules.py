@@ -42,6 +42,14 @@ def precision(case: Case) -> tuple[str, str] | None:
         for fine, coarse, which in ((pair[0], pair[1], "target"), (pair[1], pair[0], "reference")):
             if facts.rounds_to(fine, coarse, dtype):
                 return "numeric/reduced-precision", f"the {which}'s values are the other side's, rounded to {name}"
+    for fine, coarse, which in ((*pair, "target"), (pair[1], pair[0], "reference")):
+        held = facts.shorter(coarse, fine)
+        if held is not None:
+            name = str(held).removeprefix("torch.")
+            return (
+                "numeric/reduced-precision",
+                f"the {which}'s values that differ are all {name}, the other side's are not",
+            )
     truth = case.leaf(case.truth)
     judge = truth if isinstance(truth, Tensor) and truth.shape == pair[0].shape else pair[0]
     errors = facts.relative_errors(pair[1], judge)
