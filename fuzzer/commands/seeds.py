@@ -129,6 +129,7 @@ def check(
 
     from fuzzer.campaign.check import check as checked
     from fuzzer.campaign.plan import check_seed, size
+    from fuzzer.campaign.stages import with_stages
     from fuzzer.models.named import seeds_named
     from fuzzer.place import cache_folder, surroundings
     from fuzzer.seeds.given import parse_inputs
@@ -138,9 +139,10 @@ def check(
     refuse_foreign(found, trust=trust)
     for seed in found:
         check_seed(seed)
-    where = surroundings(cache_folder(cache))
+    place = cache_folder(cache)
+    where = surroundings(place)
     results = []
-    for seed in sorted(found, key=size):
+    for seed in sorted(with_stages(found, place), key=size):
         result = checked(seed, where, deadline, backends=backends, say=_Progress(seed.name))
         results.append(result)
         if not as_json:
