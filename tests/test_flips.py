@@ -15,7 +15,7 @@ from benchmarks.local import Local, named, seed_for, verdict_on
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.verify.examine import ask_oracle
 from fuzzer.verify.flips import integers_flip, jumps, rows_move, takes_an_alternative
-from fuzzer.verify.noise import OracleAnswer, aligned, noise_floor
+from fuzzer.verify.noise import OracleAnswer, aligned, noise_floor, row_noise
 
 
 def runs_of(*values: float) -> list[Tensor]:
@@ -164,3 +164,35 @@ def test_the_oracle_tells_that_a_16_bit_float_was_seen(cast: Callable[[Tensor], 
     x = torch.rand(4)
     oracle = Local(seed_for([x]), ORACLE, Function(lambda a: cast(a).float()), [x])
     assert ask_oracle(oracle, named([x]), rng_seed=0).narrow
+
+
+@pytest.mark.parametrize(("function", "seen"), [(torch.nn.functional.gelu, True), (torch.relu, False)])
+def test_the_oracle_tells_that_a_formula_stood_in_for_a_kernel(
+    function: Callable[[Tensor], Tensor], seen: bool
+) -> None:
+    x = torch.rand(4)
+    oracle = Local(seed_for([x]), ORACLE, Function(lambda a: function(a).sum(-1)), [x])
+    assert ask_oracle(oracle, named([x]), rng_seed=0).formulas is seen
+
+
+@given(st.permutations(range(5)), st.floats(0.001, 0.4))
+def test_rows_that_change_places_have_the_noise_of_their_values(order: list[int], moved: float) -> None:
+    """Rows ten apart: whatever their order in a run, each moves by `moved`; element by element it is tens."""
+    rows = torch.arange(5.0).double()[:, None] * 10 + torch.tensor([0.0, 1.0]).double()
+    noise = row_noise("$", OracleAnswer({"$": rows}, None, [{"$": rows[list(order)] + moved}]))
+    assert noise is not None
+    torch.testing.assert_close(noise, torch.full((5,), moved, dtype=torch.float64))
+
+
+def test_a_few_rows_beyond_the_noise_move_as_part_of_all_rows_that_do() -> None:
+    """Ten tied rows in another order each run: only the one far from all others is beyond the floor of its place."""
+    rows = torch.tensor([[300.0 + i, 310.0] for i in range(9)] + [[0.0, 0.0]], dtype=torch.float64)
+    runs = [rows.roll(shift, 0) for shift in (2, 3, 4)]
+    target = rows.roll(1, 0)
+    over = torch.zeros_like(rows, dtype=torch.bool)
+    over[0] = True  # where the target has the row of zeros, and no run has it
+    near = torch.full((10,), 0.5, dtype=torch.float64)
+    assert rows_move(target, rows, runs, over, near)
+    torn = target.clone()
+    torn[4] += 0.7  # a row of another place, and not as any run has it
+    assert not rows_move(torn, rows, runs, over, near)

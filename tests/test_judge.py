@@ -571,3 +571,31 @@ def test_a_finite_answer_beside_a_nan_must_have_the_right_value_to_be_right(answ
         return torch.cat([torch.where(x > 1e20, answer, 0.3), torch.full_like(x, 1e20)])
 
     assert verdict(overflows, answers, x).blame is blame
+
+
+def naive_variance(x: Tensor) -> Tensor:
+    return (x * x).mean(-1) - x.mean(-1) ** 2
+
+
+def test_an_overflow_that_hangs_on_the_order_of_a_sum_is_a_near_tie_even_where_every_run_has_it() -> None:
+    """1e30, 1, −1e30, 1 and so on: in this order the mean is small and ∞ − mean² is ∞; in others ∞ − ∞ is NaN."""
+    x = torch.tensor([1e30, 1.0, -1e30, 1.0] * 16)
+    assert torch.isinf(naive_variance(x))
+    found = verdict(naive_variance, lambda a: naive_variance(a) * torch.nan, x)
+    assert [(d.kind, d.near_tie, d.blame) for d in found.differences] == [(Kind.NONFINITE, True, Blame.NEITHER)]
+
+
+def test_a_nan_that_no_run_has_is_the_targets_fault() -> None:
+    x = torch.full((64,), 1e30)
+    found = verdict(lambda a: (a * a).mean(-1), lambda a: a.sum(-1) * torch.nan, x)
+    assert [(d.kind, d.near_tie, d.blame) for d in found.differences] == [(Kind.NONFINITE, False, Blame.TARGET)]
+
+
+def test_a_shape_that_one_run_at_one_place_has_is_a_near_tie() -> None:
+    """Also where none of the wider runs, whose zeros move as well, comes to it."""
+    plain, target = torch.ones(5), torch.ones(4)
+    wide = answer(plain, None, [plain] * 3)
+    for seen, tie in (([plain, target], True), ([plain, plain], False)):
+        found = judged({"$": plain}, {"$": target}, answer(plain, target, seen), wide)
+        assert [(d.kind, d.near_tie) for d in found.standing] == [(Kind.SHAPE, tie)]
+        assert found.standing[0].blame is (Blame.NEITHER if tie else Blame.REFERENCE)

@@ -1,8 +1,9 @@
 """The oracle: the reference module in float64, and under random rounding. A backend like any other, in its own process.
 
 It is asked by variant. `{"kind": "judge", "draws": K, "amplitude": A, "decide": bool, "rng_seed": n}` answers
-`{"plain": …, "truth": …, "draws": [K outputs], "narrow": bool}`: the module as it is, in float64 on the same inputs,
-and K times with inputs, parameters and rounded results moved by up to A places. `narrow`: 16-bit floats were seen.
+`{"plain": …, "truth": …, "draws": [K outputs], "narrow": bool, "formulas": bool}`: the module as it is, in float64 on
+the same inputs, and K times with inputs, parameters and rounded results moved by up to A places. `narrow`: 16-bit
+floats were seen; `formulas`: some ran in place of a kernel.
 `{"kind": "truth", "rng_seed": n}` answers the float64 run alone: for an input that the module itself refuses.
 """
 
@@ -62,16 +63,17 @@ class Oracle(Backend):
             _seed(rng_seed)
             answer["truth"] = self._truth(sample)
         exact = {name for name, spec in self._model.seed.inputs.items() if spec.exact}
-        answer["narrow"] = False
+        answer["narrow"] = answer["formulas"] = False
         answer["draws"] = []
         state = _state(self._module)
         kept = [value.detach().clone() for value in state]
         try:
             for draw in range(int(variant["draws"])):
                 _seed(rng_seed)
-                output, narrow = self._perturbed(sample, exact, list(zip(state, kept, strict=True)), variant, draw)
+                output, rounding = self._perturbed(sample, exact, list(zip(state, kept, strict=True)), variant, draw)
                 answer["draws"].append(output)
-                answer["narrow"] |= narrow
+                answer["narrow"] |= rounding.narrow
+                answer["formulas"] |= rounding.by_formula
         finally:
             for value, before in zip(state, kept, strict=True):
                 value.data.copy_(before)
@@ -90,8 +92,8 @@ class Oracle(Backend):
 
     def _perturbed(
         self, sample: Sample, exact: set[str], state: list[tuple[Tensor, Tensor]], variant: dict[str, Any], draw: int
-    ) -> tuple[Any, bool]:
-        """One run under random rounding, and whether a 16-bit float was seen in it.
+    ) -> tuple[Any, RandomRounding]:
+        """One run under random rounding, and the mode that tells what was seen in it.
 
         `state` has the module's tensors, which are moved and stay so, each with a copy of what it was.
         """
@@ -103,7 +105,7 @@ class Oracle(Backend):
         moving = self._module.moving(rounding.move, exact) if isinstance(self._module, OnnxNodes) else nullcontext()
         with rounding, moving:
             output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
-        return output, rounding.narrow
+        return output, rounding
 
     def _call(self, module: nn.Module, sample: Sample) -> Any:
         args, kwargs = self._model.call(sample)

@@ -53,6 +53,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._amplitude = amplitude
         self._move_zeros = move_zeros
         self.narrow = False  # whether anything was seen in float16 or bfloat16
+        self.by_formula = False  # whether a formula ran in place of a kernel
         self._formulas = formulas()
         self._steps: Steps | None = None
 
@@ -108,6 +109,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         formula = self._formulas.get(func)
         if formula is not None:
+            self.by_formula = True
             with self:
                 return formula(*args, **kwargs)
         if func.is_view or name in EXACT or not _has_float(args):

@@ -56,12 +56,12 @@ def jumps(t: Tensor, wide: Sequence[Tensor], floor: Tensor, threshold: float) ->
 def rows_move(t: Tensor, p: Tensor, runs: Sequence[Tensor], over: Tensor, near: Tensor) -> bool:
     """Whether rows only stand at other places, or others were kept, as it happens in the runs too.
 
-    Each of the target's rows with an element in `over` is within `near` (a tolerance for each row) of a row of some
-    run; and in some run the rows at these places change as well, or their number does. `p` is the plain answer. Half of
-    the places are enough where the plain rows of the others stand at another of these places in some run: one row that
-    wanders among fifty alike need not reach each place in 32 runs.
+    Each of the target's rows with an element in `over`, or further from `p`, the plain answer, than `near` (a tolerance
+    for each row), is within `near` of a row of some run; and in some run the rows at these places change as well, or
+    their number does. Half of the places are enough where the plain rows of the others stand at another of these places
+    in some run: one row that wanders among fifty alike need not reach each place in 32 runs.
     """
-    rows = over.reshape(len(over), -1).any(1)
+    rows = over.reshape(len(over), -1).any(1) | ((_flat(t) - _flat(p)).abs().amax(1) > near)
     here = torch.zeros(int(rows.sum()), dtype=torch.bool)
     moves, wanders = torch.zeros_like(here), torch.zeros_like(here)
     for run in (p, *runs):

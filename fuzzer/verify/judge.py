@@ -20,7 +20,7 @@ from torch import Tensor
 from fuzzer.trees import Leaf, Leaves
 from fuzzer.verify.compare import Comparison
 from fuzzer.verify.flips import JUMPING_SHARE, integers_flip, jumps, rows_move, takes_an_alternative
-from fuzzer.verify.noise import MOST_ROWS, OracleAnswer, draws_of, growth, is_float, noise_floor, real
+from fuzzer.verify.noise import OracleAnswer, draws_of, growth, is_float, noise_floor, real, row_noise
 from fuzzer.verify.ulp import FORMATS, ulp
 from fuzzer.verify.verdict import Blame, Difference, Kind
 
@@ -166,7 +166,7 @@ class _Case:
         if not bool(jumped.all()):
             jumped |= jumps(t[over], [run[over] for run in draws_of(path, wide)], floor[over], self.threshold)
         share = float(jumped.to(torch.float64).mean())
-        return share >= JUMPING_SHARE or self._rows_move(path, over, floor, wide)
+        return share >= JUMPING_SHARE or self._rows_move(path, over, wide)
 
     def _described(
         self,
@@ -225,13 +225,14 @@ class _Case:
         assert p is not None
         return takes_an_alternative(t, [p, *draws_of(path, self.oracle)], draws_of(path, wide), large, near)
 
-    def _rows_move(self, path: str, over: Tensor, floor: Tensor, wide: OracleAnswer) -> bool:
+    def _rows_move(self, path: str, over: Tensor, wide: OracleAnswer) -> bool:
         t, p = (real(side, path) for side in (self.target, self.oracle.plain))
-        if t is None or p is None or t.dim() == 0 or len(t) > MOST_ROWS:
+        noise = row_noise(path, self.oracle)
+        if t is None or p is None or noise is None or t.shape != p.shape:
             return False
         finite = p[torch.isfinite(p)].abs()
         least = _ALTERNATIVE_ULP * torch.finfo(torch.float32).eps * float(finite.max()) if finite.numel() else 0.0
-        near = self.threshold * floor.reshape(len(floor), -1).amax(1) + least
+        near = self.threshold * noise + least
         runs = [real(run, path) for run in (*self.oracle.draws, *wide.draws)]
         return rows_move(t, p, [run for run in runs if run is not None], over, near)
 
@@ -256,8 +257,12 @@ class _Case:
         if r is None or t is None or r.shape != t.shape:
             return replace(difference, blame=Blame.UNKNOWN)
         dtype = _dtype(self.reference[path])
-        reached = [_same_class(draw, t)[odd] for draw in draws_of(path, self.oracle)]
-        # Some runs, and not all: what every run does is the doing of the formulas that runs use in place of kernels.
+        runs = draws_of(path, self.oracle)
+        if not self.oracle.formulas and (plain := real(self.oracle.plain, path)) is not None:
+            runs.append(plain)
+        reached = [_same_class(run, t)[odd] for run in runs]
+        # Some runs, and not all: what every run does may be the doing of formulas in place of kernels. Without any the
+        # plain answer is one run more.
         wavers = [torch.stack(reached).any(0) & ~torch.stack(reached).all(0)] if reached else []
         edge = any(bool(each.all()) for each in wavers) or self._odd_rows_move(path, odd)
         if y is None or y.shape != r.shape:
@@ -270,9 +275,8 @@ class _Case:
 
     def _odd_rows_move(self, path: str, odd: Tensor) -> bool:
         """Whether rows with NaN or infinities, such as boxes, only stand at other places, as in some run."""
-        floor = noise_floor(path, self.oracle) if odd.dim() == 2 else None
-        wide = None if floor is None else self.decisions()
-        return floor is not None and wide is not None and self._rows_move(path, odd, floor, wide)
+        wide = self.decisions() if odd.dim() == 2 else None
+        return wide is not None and self._rows_move(path, odd, wide)
 
     @staticmethod
     def _right(side: Tensor, y: Tensor) -> Tensor:
@@ -292,9 +296,8 @@ class _Case:
             return replace(difference, blame=self._blame_by_equality(path))
         unequal = r != t
         wide = self.decisions()
-        tie = wide is not None and integers_flip(
-            t, _whole(wide.plain.get(path)), [_whole(run.get(path)) for run in wide.draws], unequal
-        )
+        runs = [] if wide is None else [_whole(run.get(path)) for run in (*self.oracle.draws, *wide.draws)]
+        tie = wide is not None and integers_flip(t, _whole(wide.plain.get(path)), runs, unequal)
         truth = None if self.oracle.truth is None else _whole(self.oracle.truth.get(path))
         if truth is None or truth.shape != r.shape:
             return replace(difference, near_tie=tie, blame=Blame.NEITHER if tie else Blame.UNKNOWN)
@@ -306,7 +309,8 @@ class _Case:
         """A shape or a set of leaves: a near-tie where rounding reaches the target's, else judged by float64's."""
         path = difference.path
         wide = self.decisions()
-        seen = [] if wide is None else [_shape(side.get(path)) for side in (wide.plain, *wide.draws)]
+        runs = [] if wide is None else [wide.plain, *self.oracle.draws, *wide.draws]
+        seen = [_shape(side.get(path)) for side in runs]
         if len(set(seen)) > 1 and _within(_shape(self.target.get(path)), seen):
             return replace(difference, near_tie=True, blame=Blame.NEITHER)
         if self.oracle.truth is None:

@@ -23,7 +23,8 @@ MOST_ROWS = 1024
 class OracleAnswer:
     """What the oracle measured on one input. `truth` is None where float64 failed, with the reason in `no_truth`.
 
-    `narrow`: some operator may have given float16 or bfloat16.
+    `narrow`: some operator may have given float16 or bfloat16. `formulas`: in the runs some formula may have stood in
+    for a kernel, so that what they all do need not be rounding.
     """
 
     plain: Leaves
@@ -31,12 +32,13 @@ class OracleAnswer:
     draws: list[Leaves]
     no_truth: str = ""
     narrow: bool = True
+    formulas: bool = True
 
     @classmethod
     def from_leaves(cls, leaves: Leaves) -> OracleAnswer:
-        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`, `.narrow`."""
+        """Sort the oracle's flat reply: `.plain…`, `.truth…`, `.draws[k]…`, `.narrow`, `.formulas`."""
         leaves = dict(leaves)
-        narrow = leaves.pop(".narrow", True) is not False
+        narrow, formulas = (leaves.pop(name, True) is not False for name in (".narrow", ".formulas"))
         groups: dict[str, Leaves] = {}
         for path, leaf in leaves.items():
             head, rest = _split(path)
@@ -46,7 +48,7 @@ class OracleAnswer:
         if truth is not None and ".no_truth" in truth:
             no_truth, truth = str(truth[".no_truth"]), None
         draws = [groups[head] for head in sorted((h for h in groups if h.startswith(".draws")), key=_number)]
-        return cls(groups.get(".plain", {}), truth, draws, no_truth, narrow)
+        return cls(groups.get(".plain", {}), truth, draws, no_truth, narrow, formulas)
 
 
 def is_float(leaf: Leaf) -> bool:
@@ -116,6 +118,24 @@ def aligned(p: Tensor, x: Tensor) -> Tensor:
     found = torch.full_like(p, torch.nan)
     found[mutual] = x[nearest[mutual]]
     return found
+
+
+def row_noise(path: str, oracle: OracleAnswer) -> Tensor | None:
+    """How far each row of a leaf moves, whatever the place that a run gives it: rows of several numbers are matched.
+
+    float64 [rows], at least its median. The noise floor of rows that change places is the distance between them
+    instead. None without rows.
+    """
+    p = real(oracle.plain, path)
+    if p is None or p.dim() == 0 or not 0 < len(p) <= MOST_ROWS:
+        return None
+    moved = torch.zeros_like(p)
+    for run in (real(draw, path) for draw in oracle.draws):
+        if run is not None and _same_rows(p, run):
+            gap = ((run if p.dim() == 1 else aligned(p, run)) - p).abs()
+            moved = torch.maximum(moved, torch.where(torch.isfinite(gap), gap, 0.0))
+    rows = moved.reshape(len(p), -1).amax(1)
+    return rows.clamp(min=float(rows.median()))
 
 
 def spread(path: str, oracle: OracleAnswer, runs: int) -> Tensor | None:

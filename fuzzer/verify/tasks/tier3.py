@@ -78,7 +78,7 @@ def tier3(
         reference,
         target,
         truth=None if known is None else known.truth,
-        decide_draws=lambda: None if wide is None else wide.draws,
+        decide_draws=lambda: None if wide is None else [*wide.draws, *([] if known is None else known.draws)],
         plain=None if wide is None else wide.plain,
     )
 
