@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.known_cases import BOTH_ORT, CASES, EAGER, Case, Kind
+from benchmarks.known_versions import kind_on
 from benchmarks.local import Local, between, seed_for
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import State
@@ -71,7 +72,8 @@ def _judge(case: Case, target: str, found: Given) -> None:
     name = f"{case.name} on {target}"
     seen = between(of, sides[0], sides[1], sides[2], case.inputs()).verdict
     flagged = seen.outcome is Outcome.MISMATCH
-    if case.kind is Kind.DIVERGES:
+    kind = kind_on(case, target, torch.__version__)
+    if kind is Kind.DIVERGES:
         raising = any(d.kind is DifferenceKind.EXCEPTION for d in seen.differences)
         found.raising += int(raising)
         found.raising_flagged += int(raising and flagged)
@@ -82,7 +84,7 @@ def _judge(case: Case, target: str, found: Given) -> None:
         return
     ordinary = between(of, sides[0], sides[1], sides[2], case.ordinary()).verdict
     loud = flagged or ordinary.outcome is Outcome.MISMATCH
-    if case.kind is Kind.CONTROL:
+    if kind is Kind.CONTROL:
         found.controls += 1
         found.controls_flagged += int(loud)
     else:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.known_cases import BOTH_ORT, CASES, EAGER, INDUCTOR, ORT, ORT_PLAIN, Case, Kind, by_name, cases
+from benchmarks.known_cases import BOTH_ORT, CASES, EAGER, INDUCTOR, ORT, ORT_PLAIN, Case, Kind, by_name
+from benchmarks.known_versions import SINCE, kind_on
 from benchmarks.local import RNG_SEED, Local, between, named, seed_for
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Session, State, Where
@@ -49,8 +50,9 @@ def examined(name: str, target: str, *, ordinary: bool = False) -> Examined:
 
 
 def runs_on(target: str, *kinds: Kind) -> list[str]:
-    """Names of the cases of these kinds that `target` takes and survives."""
-    return [c.name for c in cases(*kinds) if target in c.targets and target not in c.refused and not c.kills]
+    """Names of the cases that are of these kinds on `target`, and that it takes and survives."""
+    taken = [c for c in CASES if target in c.targets and target not in c.refused and not c.kills]
+    return [c.name for c in taken if kind_on(c, target, torch.__version__) in kinds]
 
 
 def on(targets: Iterable[str], *kinds: Kind) -> list[object]:
@@ -154,3 +156,11 @@ def test_what_kills_a_process_is_told_by_the_session(name: str, target: str) -> 
         session.close()
     assert death is not None
     assert death.kind == "crash"
+
+
+def test_before_the_version_that_changed_a_case_the_opposite_is_expected() -> None:
+    for name, target in SINCE:
+        case = by_name(name)
+        assert kind_on(case, target, "2.14.1+cpu") is case.kind
+        assert {kind_on(case, target, "2.11.0"), case.kind} == {Kind.DIVERGES, Kind.CONTROL}
+        assert kind_on(case, ORT, "2.11.0") is case.kind
