@@ -19,7 +19,7 @@ from fuzzer.errors import InputError
 from fuzzer.inputs import base_sample, sample_with_dims, valid_sample
 from fuzzer.inputs.dtypes import DTYPES, cast_within
 from fuzzer.seeds import Seed
-from fuzzer.seeds.schema import DTYPES_OF_KIND
+from fuzzer.seeds.fields import DTYPES_OF_KIND
 from fuzzer.tensors import content_hash
 
 

@@ -19,7 +19,8 @@ from fuzzer.inputs.sample import resized
 from fuzzer.models.contain import contained
 from fuzzer.models.model import Model
 from fuzzer.seeds import Seed
-from fuzzer.seeds.schema import Dim, InputKind, InputSpec, ModelSpec, Stage
+from fuzzer.seeds.fields import InputKind
+from fuzzer.seeds.schema import Dim, InputSpec, ModelSpec, Stage
 from fuzzer.seeds.stages import carried, stage_name
 
 _NAMES: dict[torch.dtype, Any] = {dtype: name for name, dtype in DTYPES.items()}

@@ -15,7 +15,8 @@ from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, Mutator, Sam
 from fuzzer.mutate.floats import REAL_DTYPES, edited, mapped
 from fuzzer.mutate.values import edge, placed
 from fuzzer.mutate.where import Place, Where, propose_where
-from fuzzer.seeds.schema import InputSpec, Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import InputSpec, Seed, Strict
 
 MOSTLY_ALL: tuple[Place, ...] = ("all", "all", "all", "slab", "row", "window")
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fuzzer.errors import InputError
 from fuzzer.mutate.where import Where
-from fuzzer.seeds.schema import InputSpec, Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import InputSpec, Seed, Strict
 
 #: One tensor for each input that the seed names.
 Sample = dict[str, Tensor]

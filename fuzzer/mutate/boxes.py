@@ -16,7 +16,8 @@ from fuzzer.mutate.floats import copy_of, saturated, ulp_step
 from fuzzer.mutate.randomness import distinct, draws, new_key
 from fuzzer.mutate.values import Ulps
 from fuzzer.mutate.where import Key
-from fuzzer.seeds.schema import InputSpec, Name, Seed
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import InputSpec, Seed
 
 #: Thresholds in use: NMS of common detectors, COCO's evaluation, proposals.
 THRESHOLDS = (0.5, 0.5, 0.5, 0.5, 0.5, 0.45, 0.3, 0.4, 0.55, 0.6, 0.65, 0.7, 0.75, 0.9)

@@ -12,7 +12,8 @@ from fuzzer.mutate.base import Mutator, Sample, Shapes, free, free_float, regist
 from fuzzer.mutate.floats import copy_of, ulp_step
 from fuzzer.mutate.values import Ulps
 from fuzzer.mutate.where import Where, positions, propose_where
-from fuzzer.seeds.schema import Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import Seed, Strict
 
 
 class TwinParams(Strict):

@@ -13,7 +13,8 @@ from torch import Tensor
 from fuzzer.errors import InputError
 from fuzzer.mutate.base import Mutator, Sample, Shapes, register
 from fuzzer.mutate.recipe import MAX_DIM
-from fuzzer.seeds.schema import Allow, Dim, InputSpec, Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import Allow, Dim, InputSpec, Seed, Strict
 
 
 def sizes(dim: Dim, allow: Allow) -> range:

@@ -13,7 +13,8 @@ from torch import Tensor
 from fuzzer.errors import InputError
 from fuzzer.mutate.base import FiniteFloat, Mutator, Sample, Shapes, free_float, register
 from fuzzer.mutate.floats import copy_of, saturated
-from fuzzer.seeds.schema import Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import Seed, Strict
 
 
 class Change(Strict):

@@ -19,7 +19,8 @@ from fuzzer.mutate.floats import edited, saturated
 from fuzzer.mutate.integers import declared, is_integer, limits
 from fuzzer.mutate.randomness import KEY_LIMIT, draws, new_key
 from fuzzer.mutate.where import Key, Where, propose_where
-from fuzzer.seeds.schema import InputSpec, Name, Seed, Strict
+from fuzzer.seeds.fields import Name
+from fuzzer.seeds.schema import InputSpec, Seed, Strict
 
 
 class SpecialParams(Strict):

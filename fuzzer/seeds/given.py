@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fuzzer.errors import SeedError
+from fuzzer.seeds.fields import DTypeName
 from fuzzer.seeds.problems import did_you_mean
-from fuzzer.seeds.schema import DTypeName
 
 #: How an input is written; part of messages and of --help.
 FORM = "NAME=SIZExSIZE…[:DTYPE[:LOW..HIGH]]"

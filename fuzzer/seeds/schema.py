@@ -6,32 +6,27 @@ the default that stands here. `load_seed` (in `fuzzer.seeds.load`) turns a file 
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from fuzzer.seeds.fields import (
+    DTYPES_OF_KIND,
+    FLOATS,
+    DTypeName,
+    InputKind,
+    ModulePath,
+    Name,
+    OutputPath,
+    Pair,
+    Plain,
+    Size,
+)
 from fuzzer.seeds.packages import placed
 
-#: The dtypes an input may have; the names are torch's.
-DTypeName = Literal[
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"
-]
-InputKind = Literal["image", "boxes", "scores", "tokens", "mask", "floats", "integers"]
 WeightsKind = Literal["default", "random", "calibrated", "file"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 #: The kinds of tasks. Registering one of a plug-in's adds it (`fuzzer.verify.tasks.register`).
 TASK_KINDS = ["classification", "detection", "segmentation", "embedding", "tokens", "regression", "tensors"]
 
@@ -46,60 +41,6 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "graph": ("graph",),
     "stage": ("of", "module"),
 }
-_FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
-_INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
-#: The dtypes in which each kind of input makes sense (whole numbers up to the default ranges are exact in all of them).
-DTYPES_OF_KIND: dict[str, frozenset[str]] = {
-    "image": _FLOATS | _INTEGERS,
-    "boxes": _FLOATS,
-    "scores": _FLOATS,
-    "tokens": _INTEGERS | {"float32", "float64"},
-    "integers": _INTEGERS | {"float32", "float64"},
-    "mask": _FLOATS | _INTEGERS | {"bool"},
-    "floats": _FLOATS | {"complex64"},
-}
-
-
-def _size(value: Any) -> int | str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError(f"a dimension cannot be negative, got {value}")
-        return value
-    raise ValueError(f"expected a whole number or the name of a dimension, got {value!r}")
-
-
-def _pair(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"expected two numbers, such as [0, 1], got {value!r}")
-    return tuple(value)
-
-
-def _output_path(value: str) -> str:
-    if not value.startswith(("[", ".", "$")):
-        raise ValueError(f"expected the path of an output, such as [0].boxes, .logits or $, got {value!r}")
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """`value` as what JSON and YAML both keep: tuples become lists; what they cannot keep is refused."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item) for key, item in value.items()}
-    raise ValueError(f"expected plain values with text keys and finite numbers, got {value!r}")
-
-
-Size = Annotated[int | str, PlainValidator(_size)]
-Pair = Annotated[tuple[float, float], BeforeValidator(_pair)]
-OutputPath = Annotated[str, AfterValidator(_output_path)]
-Plain = Annotated[Any, BeforeValidator(_plain)]
-ModulePath = Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
 
 
 class Strict(BaseModel):
@@ -232,7 +173,7 @@ class InputSpec(Strict):
             yield from self._channel_misfits()
 
     def _channel_misfits(self) -> Iterator[str]:
-        if self.kind != "image" or self.dtype_name not in _FLOATS:
+        if self.kind != "image" or self.dtype_name not in FLOATS:
             yield "`mean` and `std` go with images of a floating dtype only"
         channels = self.shape[-3] if len(self.shape) >= 3 else 1
         for name, values in (("mean", self.mean), ("std", self.std)):
