@@ -87,7 +87,8 @@ def read(path: Path) -> Record:
 
 
 def jobs_of(scale: Scale, names: list[str], arms: tuple[str, ...]) -> list[Job]:
-    """What belongs to a study: arms in turn, so that one that is cut off has some of each.
+    """What belongs to a study: arms in turn, so that one that is cut off has some of each; rates last, which the trials
+    of uniform inputs tell roughly too.
 
     Base inputs are the same whatever the RNG seed, and what is wrong with every input needs no search: one trial each.
     """
@@ -102,7 +103,7 @@ def jobs_of(scale: Scale, names: list[str], arms: tuple[str, ...]) -> list[Job]:
                 if wanted and number < (1 if alone else most):
                     jobs.append((name, arm, number))
     rated = [name for name in names if fault_named(name).mechanism not in (Mechanism.INDUCTOR, Mechanism.CONTROL)]
-    return [(name, RATE, 0) for name in rated] + jobs if scale.rates else jobs
+    return jobs + [(name, RATE, 0) for name in rated] if scale.rates else jobs
 
 
 def run(
