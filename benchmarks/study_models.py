@@ -73,25 +73,25 @@ _LOW = {"score_thresh": 0.02, "topk_candidates": 50}
 _FEW_BOXES = {"box_detections_per_img": 50, "rpn_pre_nms_top_n_test": 200, "rpn_post_nms_top_n_test": 100}
 #: Eighteen of the nineteen; small and quick ones first.
 MODELS = (
-    StudyModel("squeezenet1_1"),
-    StudyModel("resnet18"),
-    StudyModel("alexnet"),
-    StudyModel("mobilenet_v2"),
-    StudyModel("mnasnet1_0"),
-    StudyModel("efficientnet_b0"),
-    StudyModel("resnet50"),
-    StudyModel("densenet121"),
-    StudyModel("convnext_tiny"),
-    StudyModel("vit_b_16", 64, {"image_size": 64}),
-    StudyModel("regnet_y_8gf"),
-    StudyModel("segmentation.lraspp_mobilenet_v3_large"),
-    StudyModel("segmentation.deeplabv3_resnet50"),
-    StudyModel("segmentation.fcn_resnet50"),
+    StudyModel("squeezenet1_1", cost=20),
+    StudyModel("resnet18", cost=28),
+    StudyModel("alexnet", cost=85),
+    StudyModel("mobilenet_v2", cost=26),
+    StudyModel("mnasnet1_0", cost=26),
+    StudyModel("efficientnet_b0", cost=32),
+    StudyModel("resnet50", cost=45),
+    StudyModel("densenet121", cost=40),
+    StudyModel("convnext_tiny", cost=50),
+    StudyModel("vit_b_16", 64, {"image_size": 64}, cost=105),
+    StudyModel("regnet_y_8gf", cost=60),
+    StudyModel("segmentation.lraspp_mobilenet_v3_large", cost=28),
+    StudyModel("segmentation.deeplabv3_resnet50", cost=65),
+    StudyModel("segmentation.fcn_resnet50", cost=60),
     # Thresholds below what calibrated heads answer to any image: a list without boxes would compare nothing.
-    StudyModel("detection.ssdlite320_mobilenet_v3_large", 320, _LOW | {"detections_per_img": 50}),
-    StudyModel("detection.retinanet_resnet50_fpn_v2", 128, _SMALL | _LOW | {"detections_per_img": 50}),
-    StudyModel("detection.fasterrcnn_resnet50_fpn", 128, _SMALL | {"box_score_thresh": 0.02, **_FEW_BOXES}),
-    StudyModel("detection.ssd300_vgg16", 300, _LOW | {"detections_per_img": 50}),
+    StudyModel("detection.ssdlite320_mobilenet_v3_large", 320, _LOW | {"detections_per_img": 50}, cost=55),
+    StudyModel("detection.retinanet_resnet50_fpn_v2", 128, _SMALL | _LOW | {"detections_per_img": 50}, cost=85),
+    StudyModel("detection.fasterrcnn_resnet50_fpn", 128, _SMALL | {"box_score_thresh": 0.02, **_FEW_BOXES}, cost=90),
+    StudyModel("detection.ssd300_vgg16", 300, _LOW | {"detections_per_img": 50}, cost=190),
 )
 
 
