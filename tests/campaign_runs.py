@@ -55,6 +55,8 @@ class Trick(nn.Module):
     def forward(self, x):
         y = self.linear(x)
         target = torch.get_num_threads() == 2
+        if self.mode == "counts-rows":
+            return y * 16.0 ** len(x)
         index = torch.initial_seed() % 1_000_003  # the generators are seeded anew for each input
         if self.mode == "reference-dies" and not target and index == 5:
             ctypes.string_at(0)

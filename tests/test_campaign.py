@@ -217,6 +217,8 @@ def deaths(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Ran:
     (seeds / "wait").unlink()
     until(lambda: (seeds / "pid").read_text() != "")
     os.kill(int((seeds / "pid").read_text()), signal.SIGSEGV)
+    others = {"hangs", "refdies"}  # go on while one of them gets no answer
+    until(lambda: _runs(place / "out", others) == 20, process=process)
     stdout, stderr = process.communicate(timeout=200)
     assert stdout, stderr
     return Ran(place / "out", process.returncode, json.loads(stdout), events(place / "out"), stderr)
@@ -224,6 +226,10 @@ def deaths(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Ran:
 
 def finding_of(ran: Ran, seed: str) -> dict[str, Any]:
     (found,) = [finding for finding in ran.said["findings"] if finding["seed"] == seed]
+def _runs(out: Path, seeds: set[str]) -> int:
+    return sum(event["event"] == "run" and event["seed"] in seeds for event in events(out))
+
+
     return dict(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,25 @@ def test_a_hit_in_a_batch_is_run_alone_and_stored(tmp_path: Path, cache: Path) -
     assert (nan["target"], nan["blame"]) == ("eager:cpu", "target")
     assert said["outcomes"]["mismatch"] == sum(finding["count"] for finding in said["findings"])
     assert said["outcomes"]["pass"] > 20
+
+
+@pytest.mark.slow
+def test_a_campaign_killed_inside_a_block_learns_from_the_same_batches_when_it_is_resumed(
+    tmp_path: Path, cache: Path
+) -> None:
+    seeds = seed_folder(
+        tmp_path / "seeds", {"rows": "counts-rows"}, extra="dims: {n: {size: 1, max: 16}}\nindependent: n\n"
+    )
+    (seeds / "rows.yaml").write_text((seeds / "rows.yaml").read_text().replace("shape: [2, 4]", "shape: [n, 4]"))
+    arguments = ("run", "seeds", "--rng-seed", "1", "--max-execs", "40", "--cache", cache, "--json")
+    whole = json.loads(xbfuzz(*arguments, "--out", "whole", cwd=tmp_path).stdout)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    (journal,) = (tmp_path / "cut" / "runs").glob("*/events.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    last = next(i for i, line in enumerate(lines) if '"input"' in line and json.loads(line).get("index") == 11)
+    journal.write_text("".join(lines[: last + 1]))
+    again = json.loads(xbfuzz(*arguments, "--out", "cut", "--resume", cwd=tmp_path).stdout)
+    assert (again["inputs"], again["executions"]) == (40, 40)
+    assert again["digest"] == whole["digest"]
+    told, retold = ([e for e in events(tmp_path / out) if e["event"] == "input"] for out in ("whole", "cut"))
+    assert retold == told, "features too, which a batch of eight does not share with one input alone"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from fuzzer.campaign import corpus
 from fuzzer.campaign.energy import Memory
 from fuzzer.campaign.features import features
 from fuzzer.campaign.minimize import Entry, cover, minimize
-from fuzzer.campaign.stream import SEARCHES, Learnt, Search, Stream
+from fuzzer.campaign.stream import SEARCHES, Learnt, Search, Stream, fresh_share
 from fuzzer.errors import InputError
 from fuzzer.inputs import base_sample, valid_sample
 from fuzzer.mutate import Recipe, Step, apply_recipe
@@ -97,7 +97,28 @@ def test_inputs_of_one_block_are_made_before_any_of_their_answers_is_known() -> 
         for index, recipe in enumerate(block, start):
             slow.learn(index, answer(apply_recipe(seed, recipe)))
     assert slow.recipes == quick.recipes
-    assert [quick.settled(index) for index in range(15, 18)] == [True, False, True]
+    assert [quick.settled(index) for index in range(15, 18)] == [True, True, True]
+
+
+def test_a_block_can_be_made_before_the_one_before_it_has_answered() -> None:
+    seed = seed_of()
+    ahead, plain = (Stream(seed, 1, Search.named("full"), block=8) for _ in range(2))
+    run(plain, 32)
+    waiting: list[int] = []
+    for start in (0, 8, 16, 24):
+        for index in range(start, start + 8):
+            ahead.recipe(index)
+        for index in waiting:
+            ahead.learn(index, answer(apply_recipe(seed, ahead.recipe(index))))
+        waiting = list(range(start, start + 8))
+    assert ahead.recipes == plain.recipes
+    assert ahead.corpus, "it learns all the same"
+
+
+def test_the_first_inputs_start_from_base_inputs_and_later_half_of_them() -> None:
+    shares = [fresh_share(index) for index in range(0, 300, 10)]
+    assert shares == sorted(shares, reverse=True)
+    assert (shares[0], shares[-1]) == (1.0, 0.5)
 
 
 def test_only_the_full_search_learns() -> None:
@@ -122,7 +143,7 @@ def test_a_search_that_does_not_exist_is_told_with_those_that_do() -> None:
         Search.named("clever")
 
 
-def test_a_guide_is_asked_for_one_input_in_ten_and_its_step_stands_last() -> None:
+def test_a_guide_is_asked_for_one_input_in_eight_and_its_step_stands_last() -> None:
     asked: list[int] = []
 
     def guide(recipe: Recipe, key: int) -> Step | None:
@@ -131,10 +152,10 @@ def test_a_guide_is_asked_for_one_input_in_ten_and_its_step_stands_last() -> Non
 
     seed = seed_of()
     recipes = run(Stream(seed, 1, Search.named("full"), guide=guide), 40)
-    assert len(asked) == 4
+    assert len(asked) == 5
     led = [index for index, recipe in enumerate(recipes) if recipe.steps and recipe.steps[-1].mutator == "boundary"]
-    assert set(led) >= {19, 29, 39}
-    assert apply_recipe(seed, recipes[19])["x"].reshape(-1)[0] == 0.25
+    assert set(led) >= {15, 23, 31, 39}
+    assert apply_recipe(seed, recipes[15])["x"].reshape(-1)[0] == 0.25
 
 
 # ---------------------------------------------------------------- what was learnt
@@ -155,13 +176,13 @@ def test_rare_features_and_short_recipes_are_mutated_more_often() -> None:
     assert chosen.count(rare) > 4 * chosen.count(long) > 0
 
 
-def test_a_mutator_that_finds_is_favoured_at_most_threefold_and_none_is_given_up() -> None:
+def test_a_mutator_that_finds_is_favoured_at_most_twofold_and_none_is_given_up() -> None:
     memory = Memory()
     for i in range(60):
         memory.enter(Recipe(i), [f"new {i}"], ["finds"])
         memory.enter(Recipe(i), ["old"], ["fails"])
     weights = memory.weights()
-    assert weights["finds"] == pytest.approx(3.0)
+    assert weights["finds"] == pytest.approx(2.0)
     assert 1.0 <= weights["fails"] < 1.1
 
 
@@ -219,6 +240,7 @@ def test_a_watched_model_answers_the_same_and_tells_of_ties_and_subnormals() -> 
 
 
 @given(st.integers(0, 2**31 - 1))
+@example(924451)  # behind a kink, where only a shorter step comes nearer
 @settings(max_examples=25, deadline=None)
 def test_following_the_gradient_ends_where_the_decision_is_a_toss_up(key: int) -> None:
     torch.manual_seed(0)

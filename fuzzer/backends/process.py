@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import psutil
 
@@ -30,6 +30,8 @@ IDLE_FACTOR = 3.0
 LOOK_EVERY_S = 0.2
 #: How long a process may take to exit after its output was closed: torch takes a second to clear up.
 LEAVE_S = 5.0
+#: A request of up to so many bytes fits into an empty pipe (64 KiB on Linux), and so can be written without waiting.
+_ROOM = 32 * 2**10
 #: Characters of standard error that a Death keeps.
 _WORDS = 2000
 #: Bytes of standard error after which the file is cut: a model may print in a loop.
@@ -131,7 +133,12 @@ class Worker:
         self._sent_at = self._looked_at = self._clock()
         self._cpu_at_start = None
         self.peak_mb = 0
-        self._requests.put((start, payload))
+        if len(start) + len(payload) <= _ROOM and self._process.stdin is not None:
+            # It has read all that it was sent, or it would not have answered: the pipe is empty.
+            with contextlib.suppress(OSError, ValueError):  # that it is gone is told by the reader
+                send_frame(cast("BinaryIO", self._process.stdin), start, payload)
+        else:
+            self._requests.put((start, payload))
 
     def poll(self) -> Frame | Death | None:
         """The answer if there is one; a Death where the worker died, hung or took too much; else None."""
@@ -150,13 +157,24 @@ class Worker:
 
     def wait(self) -> Frame | Death:
         """Block until `poll` has an answer."""
+        answer = None
+        while answer is None:
+            answer = self.wait_for(LOOK_EVERY_S)
+        return answer
+
+    def wait_for(self, seconds: float) -> Frame | Death | None:
+        """What `poll` answers, as soon as it does, or None after `seconds`."""
+        ends = time.monotonic() + seconds
         while True:
             answer = self.poll()
-            if answer is None and self._closed_at is None:
+            left = ends - time.monotonic()
+            if answer is not None or left <= 0:
+                return answer
+            if self._closed_at is None:
                 with contextlib.suppress(queue.Empty):
-                    answer = self._received(self._frames.get(timeout=LOOK_EVERY_S))
-            elif answer is None:
-                time.sleep(LOOK_EVERY_S)
+                    answer = self._received(self._frames.get(timeout=min(left, LOOK_EVERY_S)))
+            else:
+                time.sleep(min(left, LOOK_EVERY_S))
             if answer is not None:
                 return answer
 

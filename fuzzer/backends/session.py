@@ -84,6 +84,7 @@ class Session:
         self._example = dict(example)
         self._where = where
         self._worker: Worker | None = None
+        self._reply: Frame | Death | None = None  # came before `finish` asked for it
         self._reused = False
         self._keeps_spare = self._has_died = False
         self._spare: Worker | None = None
@@ -189,10 +190,17 @@ class Session:
         limits = Limits(self.seed.deadline_s * (20 if variant or observe else 1), self.seed.memory_mb)
         self._worker.send(header, tensors.encode(sample), limits=limits)
 
+    def answered(self, seconds: float) -> bool:
+        """Whether the answer is there, or comes within `seconds`: `finish` then has it at once."""
+        assert self._worker is not None
+        if self._reply is None:
+            self._reply = self._worker.wait_for(seconds)
+        return self._reply is not None
+
     def finish(self) -> Answer:
         """Wait for the answer. After a death the session is idle: prepare it again before the next sample."""
         assert self._worker is not None
-        reply = self._worker.wait()
+        reply, self._reply = self._reply or self._worker.wait(), None
         if isinstance(reply, Death):
             self._died()
             return Answer(death=reply)
@@ -271,6 +279,7 @@ class Session:
 
     def close(self) -> None:
         """End the process, if there is one. A ready session becomes idle; one that was refused stays so."""
+        self._reply = None
         if self._worker is not None:
             self._worker.kill()
             self._worker = None

@@ -14,7 +14,7 @@ from itertools import accumulate
 from fuzzer.mutate.recipe import Recipe
 
 #: A mutator is chosen at most so many times as often as one that never found anything.
-MOST_FAVOUR = 3.0
+MOST_FAVOUR = 2.0
 #: Tries after which a mutator's share of successes begins to tell.
 PATIENCE = 8.0
 #: Inputs after which the energies are worked out again although the corpus is the same.

@@ -44,6 +44,16 @@ ENDED_EARLY = "the campaign ended before it was prepared"
 
 
 @dataclass
+class InFlight:
+    """An input that the reference and some targets are running, alone. `fresh`: nothing has been learnt of it yet."""
+
+    index: int
+    sample: dict[str, Tensor]
+    targets: list[Target]
+    fresh: bool
+
+
+@dataclass
 class Target:
     """One backend of a lane, and the tally of its verdicts."""
 
@@ -118,7 +128,10 @@ class Lane:
         self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide, block=BLOCK)
         self.harness_errors: list[str] = []
         self.deadly: set[int] = set()  # blocks, by their first input, of which a batch has killed a worker
-        self._ahead: tuple[int, dict[str, Tensor]] | None = None
+        # A block, by its first input, and the reference's answers to its batches, by input.
+        self.together: tuple[int, dict[int, Answer]] = (-1, {})
+        self.in_flight: InFlight | None = None
+        self._ahead: dict[int, dict[str, Tensor]] = {}
         self.reference_deaths = 0
         self.recorded = 0  # inputs that have run on the reference
         self._rng_seed = rng_seed
@@ -172,14 +185,18 @@ class Lane:
         return self.stream.recipe(index)
 
     def sample(self, index: int) -> dict[str, Tensor]:
-        ahead, self._ahead = self._ahead, None
-        return ahead[1] if ahead is not None and ahead[0] == index else apply_recipe(self.seed, self.recipe(index))
+        ahead = self._ahead.pop(index, None)
+        return apply_recipe(self.seed, self.recipe(index)) if ahead is None else ahead
 
-    def prepare_ahead(self, index: int) -> None:
-        """Make a sample before its turn, while the workers are busy, where what they answer cannot change it."""
-        over = self.limit is not None and index >= self.limit
-        if not over and (index < len(self.recipes) or self.stream.settled(index)):
-            self._ahead = index, apply_recipe(self.seed, self.recipe(index))
+    def prepare_ahead(self, index: int, count: int = 1) -> None:
+        """Make samples before their turn, while the workers are busy, where what they answer cannot change them."""
+        if len(self._ahead) > 2 * BLOCK:  # those of targets that are late
+            self._ahead.clear()
+        for each in range(index, index + count if self.limit is None else min(index + count, self.limit)):
+            if each >= len(self.recipes) and not self.stream.settled(each):
+                return
+            if each not in self._ahead:
+                self._ahead[each] = apply_recipe(self.seed, self.recipe(each))
 
     def _guide(self, recipe: Recipe, key: int) -> Step | None:
         return session_guide(self.reference, self.seed)(recipe, key)
@@ -290,5 +307,7 @@ class Lane:
             self.failed = f"its reference died {self.reference_deaths} times; the last time: {how}"
 
     def close(self) -> None:
+        """End all processes. An input in flight is forgotten: it runs again."""
+        self.in_flight = None
         for session in self.sessions:
             session.close()

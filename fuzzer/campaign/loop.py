@@ -6,40 +6,38 @@ in a thread, while it turns.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuzzer.backends.session import Answer, Session, State, Where
-from fuzzer.campaign import batch, corpus
+from fuzzer.campaign import corpus
 from fuzzer.campaign.confirm import Confirmer
 from fuzzer.campaign.findings import Ledger
-from fuzzer.campaign.intake import Intake, restore
+from fuzzer.campaign.intake import Intake
 from fuzzer.campaign.journal import Journal, stamp
-from fuzzer.campaign.lane import BLOCK, Lane, Target
+from fuzzer.campaign.lane import BLOCK, InFlight, Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
-from fuzzer.campaign.stream import Learnt, Search
+from fuzzer.campaign.resume import start_of, take_up
+from fuzzer.campaign.screening import Screening
+from fuzzer.campaign.stream import Search
 from fuzzer.campaign.summary import Summary, summarize
 from fuzzer.crashes.store import list_crashes
-from fuzzer.errors import XbfuzzError
-from fuzzer.files import to_json
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
-from fuzzer.seeds.load import seed_to_json
 from fuzzer.tensors import content_hash
-from fuzzer.verify.compare import compare
-from fuzzer.verify.examine import Examined, examine, large_gaps
-from fuzzer.verify.verdict import Outcome, Verdict
+from fuzzer.verify.examine import Examined, examine
+from fuzzer.verify.verdict import Outcome
 
 #: One execution in so many is judged although the screen passed it, so that what the screen misses is known.
 JUDGE_ONE_IN = 50
 #: One run in so many hashes the parameters as well.
 CHECK_ONE_IN = 64
+#: So many seconds a lane waits for an answer; then the others go on.
+PATIENCE_S = 0.5
 #: With more lanes than fit into memory, each has this many seconds before it makes room.
 SLICE_S = 20.0
 
@@ -71,6 +69,7 @@ class Campaign:
         self.executions = self.inputs = 0
         self.first_comparison_s: float | None = None
         self.interrupted = False
+        self._screening = Screening(self._run, self._new_input, self._enter, lambda: self._sampled)
         self._spent: dict[str, float] = {lane.name: 0.0 for lane in self.lanes}
         self._turn = 0
 
@@ -101,11 +100,10 @@ class Campaign:
         torch.set_num_threads(1)
         with Journal(self.options.out, stamp(), resume=self.options.resume) as journal:
             self._journal = journal
+            start = start_of(self.options, self.lanes)
             if self.options.resume:
-                self._restore()
-            journal.write(
-                "start", rng_seed=self.options.rng_seed, search=self.options.search, seeds=self._seed_hashes()
-            )
+                self.inputs, self.executions = take_up(journal, self.run_name, start, self.lanes, self.ledger)
+            journal.write("start", **start)
             self._pool = Pool(self.lanes, self.options.max_workers or most_workers())
             self._confirmer = Confirmer(
                 self.options.crashes,
@@ -134,6 +132,8 @@ class Campaign:
             for session in self._pool.pump():
                 self._prepared(session)
             self._intake.poll()
+            for waiting in self.lanes:
+                self._take_answers(waiting, 0.0)
             lane = self._next_lane()
             self._watch(self)
             if lane is None:
@@ -148,7 +148,8 @@ class Campaign:
                 self._step(lane)
             now = self._clock()
             self._spent[lane.name] += now - before
-            if now > slice_ends.setdefault(lane.name, now + SLICE_S) and self._pool.crowded:
+            over = now > slice_ends.setdefault(lane.name, now + SLICE_S)
+            if over and lane.in_flight is None and self._pool.crowded:
                 del slice_ends[lane.name]
                 self._pool.rest(lane)
 
@@ -159,7 +160,8 @@ class Campaign:
 
     def _next_lane(self) -> Lane | None:
         """Of the lanes with something to do, the one that had the least time."""
-        able = [lane for lane in self.lanes if not lane.finished and lane.reference.state is State.READY]
+        able = [lane for lane in self.lanes if not lane.finished and lane.in_flight is None]
+        able = [lane for lane in able if lane.reference.state is State.READY]
         able = [lane for lane in able if lane.behind() or (not lane.vetted and self._oracle_settled(lane))]
         return min(able, key=lambda lane: self._spent[lane.name], default=None)
 
@@ -225,7 +227,10 @@ class Campaign:
     def _run(
         self, lane: Lane, targets: Sequence[Target], index: int, sample: Mapping[str, Tensor], *, fresh: bool
     ) -> None:
-        """Run one input alone. Where the reference has no process at the moment, nothing happens."""
+        """Run one input alone. Where the reference has no process at the moment, nothing happens.
+
+        Where answers do not come soon the input stays in flight, and the loop takes them when they are there.
+        """
         if lane.reference.state is not State.READY:
             return
         check = self.executions % CHECK_ONE_IN == 0
@@ -234,14 +239,25 @@ class Campaign:
         for target in targets:
             assert target.session is not None
             target.session.begin(sample, rng_seed=rng_seed, check=check)
+        lane.in_flight = InFlight(index, dict(sample), list(targets), fresh)
         lane.prepare_ahead(index + 1)
-        reference = lane.reference.finish()
-        answers = [target.session.finish() for target in targets if target.session is not None]
-        if fresh:
-            self._new_input(lane, index, sample, reference)
-        for target, answer in zip(targets, answers, strict=True):
-            target.cursor = index + 1
-            self._examine(lane, target, index, sample, reference, answer)
+        self._take_answers(lane, PATIENCE_S)
+
+    def _take_answers(self, lane: Lane, seconds: float) -> None:
+        """Judge the answers to the input in flight, where there is one and all come within `seconds` each."""
+        ran = lane.in_flight
+        if ran is None:
+            return
+        sessions = [lane.reference, *(target.session for target in ran.targets if target.session is not None)]
+        if not all(session.answered(seconds) for session in sessions):
+            return
+        lane.in_flight = None
+        reference, *answers = [session.finish() for session in sessions]
+        if ran.fresh:
+            self._new_input(lane, ran.index, ran.sample, reference)
+        for target, answer in zip(ran.targets, answers, strict=True):
+            target.cursor = ran.index + 1
+            self._examine(lane, target, ran.index, ran.sample, reference, answer)
 
     def _screen(self, lane: Lane) -> None:
         """Run the inputs of one block in batches on all targets whose turn it is, and the hits alone.
@@ -250,87 +266,13 @@ class Campaign:
         """
         behind = lane.behind()
         self._turn += 1
-        first = (behind[0] if self._turn % 2 else behind[-1]).cursor
         inside = [target.cursor for target in behind if target.cursor % BLOCK]
-        first, last = (inside[0], inside[0] + 1) if inside else (first, first + BLOCK)
-        targets = [target for target in behind if target.cursor == first]
-        samples = [lane.sample(index) for index in range(first, min(last, lane.limit or last))]
-        together: dict[int, tuple[Answer, dict[str, Answer]]] = {}
-        if first not in lane.deadly and len(samples) == BLOCK:
-            for group in batch.groups(lane.seed, samples):
-                if len(group) > 1 and lane.reference.state is State.READY and all(t.runs for t in targets):
-                    together |= self._batched(lane, targets, samples, group, first)
-        for offset, sample in enumerate(samples):
-            self._one_of_many(lane, targets, first + offset, sample, together.get(offset))
+        self._screening.step(lane, inside[0] if inside else (behind[0] if self._turn % 2 else behind[-1]).cursor)
 
-    def _batched(
-        self,
-        lane: Lane,
-        targets: Sequence[Target],
-        samples: Sequence[Mapping[str, Tensor]],
-        group: Sequence[int],
-        first: int,
-    ) -> dict[int, tuple[Answer, dict[str, Answer]]]:
-        """By input: the reference's answer, and those of the targets that could be told apart."""
-        sizes = [batch.length(samples[i]) for i in group]
-        whole = batch.joined([samples[i] for i in group])
-        sessions = [lane.reference, *(target.session for target in targets if target.session is not None)]
-        for session in sessions:
-            session.begin(whole, rng_seed=lane.rng_seed(first))
-        answers = [session.finish() for session in sessions]
-        if any(answer.death is not None for answer in answers):
-            lane.deadly.add(first)  # one of its inputs kills: the next time they run alone
-        reference, *parts = [batch.split(answer, sizes) for answer in answers]
-        if reference is None:
-            return {}
-        return {
-            i: (reference[k], {t.spec: part[k] for t, part in zip(targets, parts, strict=True) if part is not None})
-            for k, i in enumerate(group)
-        }
-
-    def _one_of_many(
-        self,
-        lane: Lane,
-        targets: Sequence[Target],
-        index: int,
-        sample: Mapping[str, Tensor],
-        together: tuple[Answer, dict[str, Answer]] | None,
-    ) -> None:
-        """What the batch said of one input stands where the sides agree; else the input runs alone."""
-        fresh = index == lane.recorded
-        if together is not None and fresh:
-            self._new_input(lane, index, sample, together[0])
-            fresh = False
-        for target in targets:
-            answer = None if together is None else together[1].get(target.spec)
-            found = (
-                None if together is None or answer is None else self._passed(lane, target, sample, together[0], answer)
-            )
-            if found is not None and target.cursor == index:
-                target.cursor = index + 1
-                self._enter(lane, target, index, sample, found)
-        alone = [target for target in targets if target.cursor == index and target.runs]
-        if alone or fresh:
-            self._run(lane, alone, index, sample, fresh=fresh)
-
-    def _passed(
-        self, lane: Lane, target: Target, sample: Mapping[str, Tensor], reference: Answer, answer: Answer
-    ) -> Examined | None:
-        """The verdict on answers from a batch where it is no mismatch and cheap to have; None where alone decides."""
-        assert reference.leaves is not None
-        assert answer.leaves is not None
-        seed = lane.seed
-        if (self.executions + 1) % JUDGE_ONE_IN == 0:
-            return None
-        seen = compare(
-            reference.leaves, answer.leaves, tolerance=seed.tolerance, signed_zero=seed.signed_zero, screen=lane.screen
-        )
-        if seen.differences or large_gaps(Verdict(Outcome.PASS, stats=seen.stats), reference.leaves):
-            return None
-        found = examine(
-            lane.bench(target), sample, reference, answer, rng_seed=0, vacuity=lane.vacuity, screen=lane.screen
-        )
-        return None if found.verdict.outcome is Outcome.MISMATCH else found
+    @property
+    def _sampled(self) -> bool:
+        """Whether the next execution is judged whatever the screen says."""
+        return (self.executions + 1) % JUDGE_ONE_IN == 0
 
     def _new_input(self, lane: Lane, index: int, sample: Mapping[str, Tensor], reference: Answer) -> None:
         content = content_hash(sample)
@@ -362,7 +304,6 @@ class Campaign:
         reference: Answer,
         answer: Answer,
     ) -> None:
-        sampled = (self.executions + 1) % JUDGE_ONE_IN == 0
         found = examine(
             lane.bench(target),
             sample,
@@ -371,7 +312,7 @@ class Campaign:
             rng_seed=lane.rng_seed(index),
             vacuity=lane.vacuity,
             screen=lane.screen,
-            always_judge=sampled,
+            always_judge=self._sampled,
         )
         self._enter(lane, target, index, sample, found)
 
@@ -414,50 +355,3 @@ class Campaign:
             time.sleep(0.05)
         self._intake.poll()
         self._intake.give_up()
-
-    def _restore(self) -> None:
-        """Take up the latest run where its journal ends. Raises XbfuzzError where it is another campaign's."""
-        try:
-            self._take_up()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise XbfuzzError(
-                f"{self.run_name} cannot be resumed, its journal lacks what is needed ({what})"
-            ) from error
-
-    def _take_up(self) -> None:
-        lanes = {lane.name: lane for lane in self.lanes}
-        for event in self._journal.events():
-            if event["event"] == "start":
-                self._check_same(event)
-            restore(self.ledger, event)
-            lane = lanes.get(event.get("seed", ""))
-            if lane is not None and event["event"] == "input":
-                recipe = Recipe.from_json(event["recipe"])
-                lane.restore_input(event["index"], recipe, event["content"], Learnt.from_json(event), event["died"])
-                self.inputs += 1
-            elif lane is not None and event["event"] == "run":
-                self.executions += 1
-                lane.restore_run(
-                    event["target"],
-                    event["index"],
-                    event["outcome"],
-                    event["died"],
-                    event["notes"],
-                    judged=event["judged"],
-                )
-
-    def _check_same(self, start: Mapping[str, Any]) -> None:
-        if start["rng_seed"] != self.options.rng_seed:
-            raise XbfuzzError(f"that run had --rng-seed {start['rng_seed']}; give the same to resume it")
-        if start.get("search", "full") != self.options.search:
-            raise XbfuzzError(f"that run had --search {start['search']}; give the same to resume it")
-        changed = [name for name, text in self._seed_hashes().items() if start["seeds"].get(name, text) != text]
-        if changed:
-            raise XbfuzzError(f"{', '.join(changed)} changed since that run; start a new one without --resume")
-
-    def _seed_hashes(self) -> dict[str, str]:
-        """What tells whether a run that is resumed had the same seeds."""
-        return {
-            lane.name: hashlib.sha256(to_json(seed_to_json(lane.seed)).encode()).hexdigest()[:16] for lane in self.lanes
-        }

@@ -26,10 +26,12 @@ from fuzzer.seeds import Seed
 
 #: What may be searched with: everything; mutations without feedback; uniform values; base inputs alone.
 SEARCHES = ("full", "blind", "uniform", "seeds")
-#: The share of inputs that start from a base input rather than from the corpus.
+#: The share of inputs that start from a base input rather than from the corpus, once there have been `EARLY` inputs.
+#: It falls to that from 1: what one mutation shows is found soonest before anything has been learnt.
 FRESH = 0.5
+EARLY = 128
 #: The share of inputs for which the reference is asked where a decision of its own turns: it costs several forwards.
-GUIDED_ONE_IN = 10
+GUIDED_ONE_IN = 8
 #: The share of inputs on which the reference tells of its inside.
 WATCHED_ONE_IN = 4
 
@@ -79,7 +81,8 @@ class Stream:
     """Recipes by index, each asked for at most one past those that are known, and then what was learnt from it.
 
     `corpus`: recipes to start from. `guide`: the reference, asked for one input in GUIDED_ONE_IN. `block`: so many
-    inputs in a row are made from what was known before the first of them, so that they can run together.
+    inputs in a row are made from what was known before the block before theirs, so that they can run together, and be
+    made while the block before runs. With blocks of one, each is made from all before it.
     """
 
     def __init__(
@@ -116,16 +119,16 @@ class Stream:
         """The recipe of the `index`-th input."""
         if index == len(self.recipes):
             if index % self._block == 0:
-                self._digest()
+                self._digest(index)
             recipe, tried = self._next(index)
             self.recipes.append(recipe)
             self._tried.append(tried)
         return self.recipes[index]
 
     def settled(self, index: int) -> bool:
-        """Whether the next recipe can be made before the answer to the one before, and without asking the guide."""
+        """Whether a recipe can be made before the answers to the block before its own, and without asking the guide."""
         guided = self._guide is not None and index % GUIDED_ONE_IN == GUIDED_ONE_IN - 1
-        return index % self._block != 0 and not guided
+        return self._block > 1 and not guided
 
     def watched(self, index: int) -> bool:
         """Whether the reference should tell of its inside on the `index`-th input."""
@@ -147,7 +150,7 @@ class Stream:
     def restore(self, recipe: Recipe, learnt: Learnt) -> None:
         """Take up the next input from a journal."""
         if len(self.recipes) % self._block == 0:
-            self._digest()
+            self._digest(len(self.recipes))
         self.recipes.append(recipe)
         self._tried.append(learnt.tried)
         self._number(learnt.new)
@@ -162,12 +165,15 @@ class Stream:
             self._numbers[feature] = len(self._names)
             self._names.append(feature)
 
-    def _digest(self) -> None:
-        """Let what was learnt from the last block decide from now on."""
+    def _digest(self, start: int) -> None:
+        """Let what was learnt decide from now on, but for the block just before the one that begins at `start`."""
+        known = start - self._block if self._block > 1 else start
         if self.search.learns:
             for index, learnt in self._waiting:
-                self.memory.enter(self.recipes[index], (self._names[i] for i in learnt.features), learnt.tried)
-        self._waiting.clear()
+                if index < known:
+                    names = (self._names[i] for i in learnt.features)
+                    self.memory.enter(self.recipes[index], names, learnt.tried)
+        self._waiting = [(index, learnt) for index, learnt in self._waiting if index >= known]
 
     def _next(self, index: int) -> tuple[Recipe, tuple[str, ...]]:
         """A recipe, and the mutators that it tries."""
@@ -180,7 +186,7 @@ class Stream:
             led = self._led(rng)
             if led is not None:
                 return led, (led.steps[-1].mutator,)
-        if not self.search.learns or rng.random() < FRESH:
+        if not self.search.learns or rng.random() < fresh_share(index):
             recipe = propose_recipe(self.seed, rng, weights=self.memory.weights())
             return recipe, tuple(step.mutator for step in recipe.steps)
         parent = self.memory.choose(rng)
@@ -197,6 +203,11 @@ class Stream:
         base = replace(base, steps=base.steps[: MOST_STEPS - 1])
         step = self._guide(base, rng.randrange(2**31))
         return None if step is None else replace(base, steps=(*base.steps, step))
+
+
+def fresh_share(index: int) -> float:
+    """The probability with which the `index`-th input starts from a base input."""
+    return 1.0 - (1.0 - FRESH) * min(index / EARLY, 1.0)
 
 
 def plain_inputs(seed: Seed) -> int:
