@@ -85,6 +85,12 @@ def test_paths_are_written_as_they_are_from_the_files_folder(tmp_path: Path) -> 
     assert kept.path(kept.inputs["x"].files[0]) == tmp_path / "x.npz"
 
 
+def test_a_path_inside_a_package_stays_as_it_is(tmp_path: Path) -> None:
+    model = {"source": "onnx", "path": "package:onnx/none.onnx"}
+    seed = Seed.model_validate(SEED | {"model": model}).at(tmp_path)
+    assert "path: package:onnx/none.onnx\n" in commented(seed, "of a test", tmp_path / "elsewhere")
+
+
 @pytest.mark.parametrize("name", ["resnet18", "fasterrcnn_resnet50_fpn"])
 def test_what_is_as_usual_is_left_out_and_comments_say_what_else_there_is(name: str) -> None:
     seed = sketch(f"torchvision:{name}")

@@ -22,6 +22,11 @@ def placed(base: Path, text: str) -> Path:
     return (folder / inside) if folder is not None else Path(text)
 
 
+def in_package(text: str) -> bool:
+    """Whether a path is one inside a package, wherever the seed lies."""
+    return text.startswith(_MARK)
+
+
 def missing_packages(data: Any) -> list[str]:
     """The packages that paths anywhere in `data` name and that are not installed."""
     named = dict.fromkeys(name for text in _texts(data) if (name := _parts(text)[0]) is not None)

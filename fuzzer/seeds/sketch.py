@@ -10,6 +10,7 @@ from typing import Any
 from fuzzer.errors import SeedError
 from fuzzer.seeds.checks import check_files
 from fuzzer.seeds.given import EXAMPLE, Offer, example_spec, tensor_spec
+from fuzzer.seeds.packages import placed
 from fuzzer.seeds.problems import did_you_mean
 from fuzzer.seeds.schema import Seed
 
@@ -163,7 +164,7 @@ def _onnx(spec: str, base: Path) -> dict[str, Any]:
     from google.protobuf.message import DecodeError
 
     try:
-        graph = onnx.load(str(base / spec), load_external_data=False).graph
+        graph = onnx.load(str(placed(base, spec)), load_external_data=False).graph
     except (OSError, DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no ONNX file"
         raise SeedError([f"{spec}: cannot be read: {why or error}"]) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzer.seeds.load import seed_to_json
+from fuzzer.seeds.packages import in_package
 from fuzzer.seeds.schema import Seed
 from fuzzer.seeds.yaml_file import dump_yaml
 
@@ -58,7 +59,8 @@ def _moved(seed: Seed, folder: Path) -> dict[str, Any]:
     data = seed_to_json(seed)
 
     def moved(path: str) -> str:
-        return path if Path(path).is_absolute() else os.path.relpath(seed.path(path), folder)
+        stays = Path(path).is_absolute() or in_package(path)
+        return path if stays else os.path.relpath(seed.path(path), folder)
 
     model = data["model"]
     if model.get("path") is not None:
