@@ -247,6 +247,27 @@ def test_an_intervention_of_ones_own_is_tried_for_the_label_it_confirms() -> Non
     assert found.trials[0].seen is Seen.GONE
 
 
+def test_a_change_of_the_backend_of_ones_own_that_helps_is_told_as_a_mitigation() -> None:
+    class Slower(Intervention):
+        name = "test-slower"
+        changed = "the target's slow kernels"
+        confirms = ("numeric/wrong-value",)
+
+        def variants(self, finding: Finding) -> list[Variant]:
+            return [Variant(change=Change(target="eager:cpu?threads=2"))]
+
+    class Other(Staged):
+        def __call__(self, sample: Mapping[str, Tensor], change: Change = NOTHING) -> Examined:
+            return super().__call__(sample, change if change.target else Change(target="inductor:cpu"))
+
+    sides, sample = Other({"inductor:cpu"}), {"x": torch.ones(2)}
+    finding = Finding(sample, sides(sample), suspected("numeric/wrong-value"), "eager:cpu", sample)
+    found = diagnose(finding, sides, clock=lambda: 0.0, budget_s=10.0, known={"test-slower": Slower()})
+    assert [(one.what, one.how, one.restores) for one in found.mitigations] == [
+        ("the target's slow kernels", "eager:cpu?threads=2", True)
+    ]
+
+
 def test_an_intervention_that_confirms_no_label_is_refused() -> None:
     class Wrong(Intervention):
         name = "test-wrong"

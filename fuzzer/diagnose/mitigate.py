@@ -12,6 +12,7 @@ from typing import Any
 
 from fuzzer.backends.adapted import Adaptation
 from fuzzer.diagnose.finding import Finding, Seen, Trial
+from fuzzer.diagnose.plan import built_in
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change, Rerun
 from fuzzer.diagnose.stage import Ladder
 from fuzzer.verify.verdict import Outcome
@@ -61,6 +62,9 @@ def candidates(finding: Finding, trials: Sequence[Trial], ladder: Ladder) -> lis
     for trial in trials:
         if trial.gone and trial.name in ("operator", "exact-operator"):
             found.append(Candidate(trial.changed.replace("one operator", "operator"), _how(trial.change), trial.change))
+        elif trial.gone and trial.name not in built_in() and trial.change != NOTHING:
+            how = _how(trial.change) or f"the intervention {trial.name}"
+            found.append(Candidate(trial.changed, how, trial.change))
     cls, name = finding.label.cls, finding.label.name
     if cls == "order" or name in ("structure/shape",):
         for order in ("nms", "nms-quantised", "stable"):

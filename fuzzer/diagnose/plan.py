@@ -77,14 +77,15 @@ _RESHAPED = ("example",)
 def plan(finding: Finding, known: dict[str, Intervention]) -> list[Intervention]:
     """The interventions for a finding, in order, each once; those of plug-ins come after the built-in ones."""
     name = finding.label.name
-    more = [one.name for one in known.values() if name in one.confirms and one.name not in _built_in()]
+    more = [one.name for one in known.values() if name in one.confirms and one.name not in built_in()]
     own = OWN.get(name, ())
     sooner = (one for one in own if one != "operator")  # a plug-in's cause is more telling than that it is an operator
     names = dict.fromkeys((*FIRST.get(name, ()), *sooner, *more, *own, *THEN.get(name, ())))
     return [known[one] for one in names if one in known and _sensible(one, finding) and known[one].applies(finding)]
 
 
-def _built_in() -> set[str]:
+def built_in() -> set[str]:
+    """The names of the interventions that are in the tables; all others are plug-ins'."""
     return {name for table in (OWN, FIRST, THEN) for names in table.values() for name in names}
 
 
