@@ -83,7 +83,9 @@ def _merge(parts: tuple[Path, ...], out: Path) -> None:
 @click.option("--write", type=click.Path(path_type=Path, file_okay=False), help="Write the seeds into this folder.")
 @click.option("--group", "part", metavar="I/N", help="The I-th of N groups that take about as long as each other.")
 @click.option("--merge", is_flag=True, help="Join the results PARTS into --out, and run nothing.")
-@click.option("--table", "as_table", is_flag=True, help=f"Put {RESULTS} (or --out) into {PAGE} and run nothing.")
+@click.option(
+    "--table", "as_table", is_flag=True, help="Put results/study.json (or --out) into docs/study.md, and run nothing."
+)
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("parts", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def main(
@@ -105,7 +107,10 @@ def main(
     if merge:
         _merge(parts, out or RESULTS)
     if as_table:
-        text = table(json.loads((out or RESULTS).read_text()))
+        source = out or RESULTS
+        if not source.exists():
+            raise click.UsageError(f"there is no {source}: run the models, or merge their parts into it")
+        text = table(json.loads(source.read_text()))
         write_atomically(PAGE, with_table(PAGE.read_text(), text).encode())
     if merge or as_table:
         return
@@ -113,8 +118,12 @@ def main(
     unknown = set(only) - {seed.name for seed in seeds}
     if unknown:
         raise click.UsageError(f"no model is called {', '.join(sorted(unknown))}")
-    chosen = set(only) if part is None else {model.short for model in group(*_numbers(part))} & (set(only) or set(_ALL))
-    seeds = [seed for seed in seeds if not chosen or seed.name in chosen]
+    if part is not None:
+        held = {model.short for model in group(*_numbers(part))}
+        seeds = [seed for seed in seeds if seed.name in held]
+    seeds = [seed for seed in seeds if not only or seed.name in only]
+    if not seeds:
+        raise click.UsageError(f"group {part} has none of {', '.join(only)}")
     if write is not None:
         write.mkdir(parents=True, exist_ok=True)
         for seed in seeds:

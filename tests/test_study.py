@@ -112,6 +112,25 @@ def test_a_group_that_is_none_is_refused() -> None:
         assert "I/N" in result.output
 
 
+def test_a_group_without_the_model_that_is_asked_for_runs_nothing() -> None:
+    other = next(name for name in NAMES if name not in {model.short for model in group(1, 6)})
+    result = CliRunner().invoke(study.main, ["--group", "1/6", "--model", other])
+    assert result.exit_code == 2
+    assert f"group 1/6 has none of {other}" in result.output
+
+
+def test_the_seeds_of_a_group_can_be_written(tmp_path: Path) -> None:
+    result = CliRunner().invoke(study.main, ["--group", "2/6", "--write", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert {path.stem for path in tmp_path.iterdir()} == {model.short for model in group(2, 6)}
+
+
+def test_a_table_of_results_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(study.main, ["--table", "--out", str(tmp_path / "none.json")])
+    assert result.exit_code == 2
+    assert "there is no" in result.output
+
+
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large"])
 def test_a_detector_gives_boxes_for_every_input(name: str) -> None:
     seed = next(model for model in MODELS if model.short == name).seed()
