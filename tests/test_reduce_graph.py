@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from crash_samples import builder_seed
+from crash_samples import builder_seed, pool_crash
 from torch import Tensor
 
+from fuzzer.crashes.copied import imports
+from fuzzer.crashes.graph_repro import plain_graph
 from fuzzer.crashes.graph_source import module_source
 from fuzzer.errors import ModelError
 from fuzzer.models import build_model
@@ -252,3 +254,19 @@ def test_nodes_that_nobody_needs_go_with_their_inputs() -> None:
     nodes = (Node("a", "aten.relu.default", ("%x",)), Node("b", "aten.neg.default", ("%y",)))
     graph = Graph(("x", "y"), {}, nodes, "%b").trimmed()
     assert (graph.inputs, [node.name for node in graph.nodes]) == (("y",), ["b"])
+
+
+def test_a_script_that_names_an_operator_of_torchvision_imports_it() -> None:
+    assert imports("torch.ops.torchvision.nms.default(a, b, 0.5)") == "import torch\nimport torchvision"
+    assert imports("torch.ops.aten.relu.default(a)") == "import torch"
+
+
+@pytest.mark.parametrize(("extra", "short"), [((), True), (("%x", 0.0), True), (("%x", 0.5), False)])
+def test_attention_without_dropout_draws_nothing_so_its_script_can_be_short(
+    extra: tuple[object, ...], short: bool, tmp_path: Path
+) -> None:
+    attention = Node("y", "aten.scaled_dot_product_attention.default", ("%x", "%x", "%x", *extra))
+    seed = builder_seed(tmp_path)
+    model = ModelSpec(source="graph", graph=Graph(("x",), {}, (attention,), "%y").to_json())
+    crash = pool_crash(seed.model_copy(update={"model": model}).at(seed.base))
+    assert (plain_graph(crash) is not None) is short

@@ -52,7 +52,7 @@ def uses(text: str, name: str) -> bool:
 
 def imports(text: str) -> str:
     """The import statements that `text` needs, the standard library first."""
-    needed = [name for name in IMPORTS if re.search(rf"(?<![\w.]){re.escape(name)}\.", text)]
+    needed = [name for name in IMPORTS if re.search(rf"((?<![\w.])|torch\.ops\.){re.escape(name)}\.", text)]
     groups = [[name for name in needed if (name.partition(".")[0] in _STANDARD) is first] for first in (True, False)]
     return "\n\n".join("\n".join(IMPORTS[name] for name in group) for group in groups if group)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from fuzzer.crashes.crash import Crash
-from fuzzer.models.graph import Graph, operator_named
+from fuzzer.models.graph import Graph, Node, operator_named
 from fuzzer.reduce.case import leaves_of
 from fuzzer.trees import ROOT
 from fuzzer.verify.verdict import Kind
@@ -62,8 +62,20 @@ def plain_graph(crash: Crash) -> Graph | None:
         return None
     graph = Graph.from_json(model["graph"])
     outputs = leaves_of(graph.output)
-    random = any(_RANDOM in getattr(operator_named(node.op), "tags", ()) for node in graph.nodes)
+    random = any(map(_draws, graph.nodes))
     return replace(graph, output=f"%{outputs[0][1]}") if len(outputs) == 1 and not random else None
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node draws random numbers; one that may drop elements (`dropout_p`) does not where it keeps all."""
+    target = operator_named(node.op)
+    if _RANDOM not in getattr(target, "tags", ()):
+        return False
+    for place, about in enumerate(target._schema.arguments):  # type: ignore[attr-defined]  # an operator of torch.ops
+        if about.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", about.default_value)
+            return bool(given != 0)
+    return True
 
 
 def at_root(crash: Crash) -> Crash:
