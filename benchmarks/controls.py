@@ -136,7 +136,9 @@ def report(found: Found) -> dict[str, Any]:
         "false_rate": {"share": len(false) / max(executions, 1), "wilson": wilson(len(false), executions)},
         "near_ties": sum(tally.near_ties for tally in tallies.values()),
         "kernel_faults": sum(tally.kernel_faults for tally in tallies.values()),
-        "kernel_fault_groups": _groups(tallies.values()),
+        "kernel_fault_groups": _groups(tallies.values(), "kernel_faults"),
+        "reference_faults": sum(tally.reference_faults for tally in tallies.values()),
+        "reference_fault_groups": _groups(tallies.values(), "reference_faults"),
         "mutants": planted,
         "caught": {"count": caught, "share": caught / max(planted, 1), "wilson": wilson(caught, planted)},
         "missed": mutants.missed,
@@ -152,15 +154,15 @@ def report(found: Found) -> dict[str, Any]:
     }
 
 
-def _groups(tallies: Iterable[Tally]) -> list[dict[str, Any]]:
-    """The kernel faults by the operator that lost it and how, most frequent first, with one of each in full."""
+def _groups(tallies: Iterable[Tally], name: str) -> list[dict[str, Any]]:
+    """The faults of this name by the operator that lost it and how, most frequent first, with one of each in full."""
     groups: dict[str, dict[str, Any]] = {}
     for tally in tallies:
-        for name, count in tally.kernel_faults_by_group.items():
-            group = groups.setdefault(name, {"group": name, "count": 0, "seeds": {}, "example": None})
+        for what, count in getattr(tally, f"{name}_by_group").items():
+            group = groups.setdefault(what, {"group": what, "count": 0, "seeds": {}, "example": None})
             group["count"] += count
             group["seeds"][tally.seed] = count
-            shown = [vars(loud) for loud in tally.kernel_faults_shown if loud.group == name]
+            shown = [vars(loud) for loud in getattr(tally, f"{name}_shown") if loud.group == what]
             group["example"] = group["example"] or (shown[0] if shown else None)
     return sorted(groups.values(), key=lambda group: -group["count"])
 
@@ -169,7 +171,7 @@ def _summary(tally: Tally) -> dict[str, Any]:
     """A tally without what the report shows elsewhere."""
     data = tally.to_json()
     data["false_reports"] = len(tally.false_reports)
-    del data["kernel_faults_shown"]
+    del data["kernel_faults_shown"], data["reference_faults_shown"]
     return data
 
 
@@ -259,13 +261,15 @@ def _table(found: dict[str, Any]) -> str:
     given = found["given"]
     lines = [
         f"{found['executions']} executions of controls: {len(found['false_reports'])} false reports, "
-        f"{found['near_ties']} near-ties, {found['kernel_faults']} faults of a kernel",
+        f"{found['near_ties']} near-ties, {found['kernel_faults']} faults of a kernel, "
+        f"{found['reference_faults']} more of the reference",
         f"{found['caught']['count']} of {found['mutants']} mutants caught",
         f"known cases: {given['flagged']} of {given['pairs']} pairs flagged, {given['raising_flagged']} of "
         f"{given['raising']} that raise; controls {given['controls_flagged']} of {given['controls']}, benign "
         f"{given['benign_flagged']} of {given['benign']}",
     ]
-    lines += [f"  {group['count']} times {group['group']}" for group in found["kernel_fault_groups"]]
+    groups = found["kernel_fault_groups"] + found["reference_fault_groups"]
+    lines += [f"  {group['count']} times {group['group']}" for group in groups]
     for tally in found["by_seed"]:
         lines.append(
             f"  {tally['seed']}: {tally['executions']} executions, {tally['judged']} judged, "

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -197,6 +200,18 @@ def measure(name: str, inputs: int, cache: Path, clock: Callable[[], float] = ti
     return found
 
 
+def _in_a_child(name: str, inputs: int) -> Apart:
+    """`measure` in a process of its own, whose memory goes with it: a ViT needs gigabytes."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_alone, name, inputs).result()
+
+
+def _alone(name: str, inputs: int) -> Apart:
+    torch.set_num_threads(1)
+    print(f"{name}…", file=sys.stderr, flush=True)
+    return measure(name, inputs, cache_folder())
+
+
 def _timed(
     clock: Callable[[], float], seconds: list[float], function: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
@@ -226,8 +241,7 @@ def report(rows: list[Apart]) -> dict[str, Any]:
 @click.option("--inputs", default=4, show_default=True, help="Base inputs of each model.")
 def main(as_json: bool, models: tuple[str, ...], inputs: int) -> None:
     """Measure the margins of the judge's threshold. Exits 1 where it has none."""
-    torch.set_num_threads(1)
-    told = report([measure(name, inputs, cache_folder()) for name in models or MODELS])
+    told = report([_in_a_child(name, inputs) for name in models or MODELS])
     told |= {"machine": machine(), "versions": versions()}
     click.echo(json.dumps(told, indent=1) if as_json else _table(told))
     raise SystemExit(0 if told["largest_benign"] < THRESHOLD < told["smallest_fault"] else 1)

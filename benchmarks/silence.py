@@ -60,7 +60,7 @@ class Tally:
 
     `near_ties`: all that differs hangs on a margin within the noise, and nobody is blamed. `kernel_faults`: reports
     that were right (see `_faults_of_the_yardstick`), counted by kind of difference, by the side that was blamed and by
-    group, with one of each group in full.
+    group, with one of each group in full. `reference_faults`: others that were right (see `reference_is_wrong`).
     """
 
     seed: str
@@ -77,6 +77,9 @@ class Tally:
     kernel_faults_by_blame: Counter[str] = field(default_factory=Counter)
     kernel_faults_by_group: Counter[str] = field(default_factory=Counter)
     kernel_faults_shown: list[Loud] = field(default_factory=list)
+    reference_faults: int = 0
+    reference_faults_by_group: Counter[str] = field(default_factory=Counter)
+    reference_faults_shown: list[Loud] = field(default_factory=list)
     reference_failed: int = 0
     forward_s: float = 0.0
     seconds: float = 0.0
@@ -107,7 +110,8 @@ class Tally:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         self.forward_s = max(self.forward_s, other.forward_s)
         self.near_ties_shown = self.near_ties_shown[:MOST_SHOWN]
-        self.kernel_faults_shown = list({loud.group: loud for loud in reversed(self.kernel_faults_shown)}.values())
+        self.kernel_faults_shown = _one_a_group(self.kernel_faults_shown)
+        self.reference_faults_shown = _one_a_group(self.reference_faults_shown)
 
 
 class Silence:
@@ -164,8 +168,9 @@ class Silence:
             verdict = self._verdict(control, sample, reference, rng_seed)
             kinds = _faults(verdict)
             fault = bool(kinds) and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed, verdict.blame)
-            group = self._group(control, sample, verdict.blame) if fault else ""
-            self._count(verdict, control.backend, recipe, rng_seed, group)
+            right = fault or reference_is_wrong(verdict)
+            group = self._group(control, sample, verdict.blame) if right else ""
+            self._count(verdict, control.backend, recipe, rng_seed, group, of_kernel=fault)
         self.tally.seconds += self._clock() - started
 
     def _faults_of_the_yardstick(
@@ -215,8 +220,10 @@ class Silence:
             always_judge=self.tally.executions % JUDGE_ONE_IN == 0,
         ).verdict
 
-    def _count(self, verdict: Verdict, control: str, recipe: Recipe, rng_seed: int, group: str) -> None:
-        """`group`: of a kernel fault, empty for any other verdict."""
+    def _count(
+        self, verdict: Verdict, control: str, recipe: Recipe, rng_seed: int, group: str, *, of_kernel: bool = True
+    ) -> None:
+        """`group`: of a report that was right, empty for any other verdict; `of_kernel`: the yardstick says so."""
         tally = self.tally
         tally.executions += 1
         tally.judged += int(verdict.judged)
@@ -231,6 +238,11 @@ class Silence:
             tally.near_ties_by_control[control] += 1
             if len(tally.near_ties_shown) < MOST_SHOWN:
                 tally.near_ties_shown.append(loud)
+        elif group and not of_kernel:
+            tally.reference_faults += 1
+            tally.reference_faults_by_group[group] += 1
+            if group not in {shown.group for shown in tally.reference_faults_shown}:
+                tally.reference_faults_shown.append(loud)
         elif group:
             tally.kernel_faults += 1
             tally.kernel_faults_by_group[group] += 1
@@ -240,6 +252,20 @@ class Silence:
                 tally.kernel_faults_shown.append(loud)
         else:
             tally.false_reports.append(loud)
+
+
+def _one_a_group(shown: list[Loud]) -> list[Loud]:
+    """The first of each group."""
+    return list({loud.group: loud for loud in reversed(shown)}.values())
+
+
+def reference_is_wrong(verdict: Verdict) -> bool:
+    """Whether the reference alone gives NaN or infinities where its own float64 answer and the control do not.
+
+    (Or the other way round.) Such a report is right whatever the control: no noise floor has a say in it. Of values,
+    shapes and integers the judge's word is not enough, because its noise is what the controls are to measure.
+    """
+    return verdict.blame is Blame.REFERENCE and _faults(verdict) == {Kind.NONFINITE}
 
 
 def _faults(verdict: Verdict) -> set[Kind]:

@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY_S = 0.005
 #: Inputs in one task: of a light seed, of a heavy one.
 LIGHT_INPUTS, HEAVY_INPUTS = 150, 3
+#: Streams that the runs of one `rng_seed` may use, so that those of another are other ones.
+STREAMS = 1000
 #: Seconds past the end that a task may take to notice it.
 GRACE_S = 60.0
 #: Cases of the table in one task.
@@ -77,10 +79,10 @@ class Found:
         write_atomically(path, json.dumps(vars(self)).encode())
 
     def merge(self, other: Found) -> None:
-        """Take the tasks of `other`; of one that both have, the one with more executions."""
+        """Take the tasks of `other`; of one that both have, the one with more executions, or else the later one."""
         for key, result in other.tasks.items():
             mine = self.tasks.get(key)
-            if mine is None or result.get("executions", 0) > mine.get("executions", 0):
+            if mine is None or result.get("executions", 0) >= mine.get("executions", 0):
                 self.tasks[key] = result
         self.died += [line for line in other.died if line not in self.died]
         self.machine, self.versions = self.machine or other.machine, self.versions or other.versions
@@ -127,7 +129,8 @@ def planned(
         size, inputs = (HEAVY_INPUTS, heavy) if name in slow else (LIGHT_INPUTS, share)
         for k in range(math.ceil(inputs / (size * len(CONTROLS)))):
             # windows of one stream for a heavy seed, of which few inputs are run; a stream of its own each for others
-            first, stream = (PLAIN_INPUTS + (k - 1) * size, rng_seed) if name in slow and k else (0, rng_seed + k)
+            stream = rng_seed * STREAMS
+            first, stream = (PLAIN_INPUTS + (k - 1) * size, stream) if name in slow and k else (0, stream + k)
             tasks.append(Task(f"controls/{name}/{rng_seed}/{k}", texts[name], size, stream, first))
     if draws:
         tasks += [Task(f"mutants/{seed.name}", texts[seed.name], draws=draws) for seed in examples]

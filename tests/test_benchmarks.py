@@ -20,8 +20,8 @@ from benchmarks.given import judge_table
 from benchmarks.harmless import CONTROLS, Reversed, call
 from benchmarks.known_cases import ORT, by_name
 from benchmarks.lossy import lost_by
-from benchmarks.mutants import Caught, hunt
-from benchmarks.silence import Silence, Tally, run_window
+from benchmarks.mutants import BEYOND_ERROR, Caught, hunt, plant
+from benchmarks.silence import Loud, Silence, Tally, reference_is_wrong, run_window
 from benchmarks.tasks import ROOT, Found, Task, planned, run_task, run_tasks, synthetic_models
 from fuzzer.campaign.plan import PLAIN_INPUTS
 from fuzzer.inputs import base_sample
@@ -30,7 +30,7 @@ from fuzzer.mutate.recipe import Recipe
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import load_seed, seed_to_json
 from fuzzer.trees import flatten
-from fuzzer.verify.verdict import Difference, Kind, Outcome, Verdict
+from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
 
 def transformer() -> Seed:
@@ -155,11 +155,73 @@ def test_every_mutant_of_the_synthetic_outputs_is_caught() -> None:
     assert found.caught == found.planted
 
 
+@pytest.mark.parametrize("error", [0.0, 1e-6, 0.5])
+def test_the_moved_element_moves_further_than_the_models_own_rounding(error: float) -> None:
+    leaf = torch.linspace(-1, 1, 21)
+    truth = leaf.double() + error
+    truth[:2] += 100  # two rows that changed places are no rounding
+    wrong = next(leaves["$"] for name, _, leaves in plant({"$": leaf}, {"$": truth}) if name == "one element moved")
+    moved = (wrong - leaf).abs()
+    assert int((moved > 0).sum()) == 1
+    step = max(1e-3 * float(leaf.double().std()), BEYOND_ERROR * error)
+    assert float(moved.max()) == pytest.approx(step, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_one_element_in_four_million_is_caught() -> None:
     found = Caught()
     hunt(synthetic_models()[1], 1, found, {"one element moved"})
     assert found.caught == {"one element moved": 1}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "blame", "right"),
+    [
+        ([Kind.NONFINITE], Blame.REFERENCE, True),
+        ([Kind.NONFINITE], Blame.BOTH, False),
+        ([Kind.NONFINITE], Blame.TARGET, False),
+        ([Kind.VALUE], Blame.REFERENCE, False),  # the judge's own noise would clear itself
+        ([Kind.NONFINITE, Kind.VALUE], Blame.REFERENCE, False),
+    ],
+)
+def test_a_reference_that_is_nan_where_its_float64_is_not_is_rightly_reported(
+    kinds: list[Kind], blame: Blame, right: bool
+) -> None:
+    found = Verdict(Outcome.MISMATCH, differences=[Difference("$", kind, "", blame=blame) for kind in kinds])
+    assert reference_is_wrong(found) is right
+
+
+def test_a_wrong_reference_is_counted_beside_the_faults_of_kernels(cache: Path) -> None:
+    lane = Silence(transformer(), cache, 0, time.perf_counter)
+    found = Verdict(Outcome.MISMATCH, differences=[Difference("$", Kind.NONFINITE, "", blame=Blame.REFERENCE)])
+    for of_kernel in (False, False, True):
+        lane._count(found, "itself", Recipe(0), 0, "softmax", of_kernel=of_kernel)
+    tally = Tally.from_json(json.loads(json.dumps(lane.tally.to_json())))
+    assert (tally.reference_faults, tally.kernel_faults, tally.false_reports) == (2, 1, [])
+    assert tally.reference_faults_by_group == {"softmax": 2}
+    assert [loud.group for loud in tally.reference_faults_shown] == ["softmax"]
+
+
+def test_two_runs_take_other_streams_and_merge_and_a_later_result_replaces_an_earlier(cache: Path) -> None:
+    plans = [
+        planned([transformer()], [], 3000, 0, rng_seed=rng_seed, draws=1, targets=[ORT], cache=cache)
+        for rng_seed in (0, 1)
+    ]
+    streams = [{task.rng_seed for task in plan if task.kind == "controls"} for plan in plans]
+    assert all(streams)
+    assert not streams[0] & streams[1]
+    keys = [{task.key for task in plan} for plan in plans]
+    assert {key.split("/")[0] for key in keys[0] & keys[1]} == {"mutants", "given"}
+    loud = Loud("s", "itself", {}, 0, "", [], "reference", "softmax rounds")
+    odd = Tally("s", executions=3, reference_faults=1, reference_faults_shown=[loud])
+    odd.reference_faults_by_group["softmax rounds"] = 1
+    found = Found({"controls/s/0/0": odd.to_json(), "mutants/s": vars(Caught({"a": 1}))})
+    found.merge(Found({"controls/s/1/0": odd.to_json(), "mutants/s": vars(Caught({"a": 1}, {"a": 1}))}))
+    told = report(found)
+    assert (told["executions"], told["reference_faults"], told["caught"]["count"]) == (6, 2, 1)
+    assert [(group["count"], group["example"]["control"]) for group in told["reference_fault_groups"]] == [
+        (2, "itself")
+    ]
 
 
 def test_a_report_is_told_from_a_near_tie(cache: Path) -> None:
