@@ -126,7 +126,9 @@ def test_what_is_stored_reproduced_and_was_shrunk(first: Ran) -> None:
     assert int(crash.inputs["x"].isnan().sum()) == 1
     assert crash.original is not None
     told = [t for t in first.journal if t["event"] == "confirmed" and t["id"] == finding["id"]]
-    assert [t["standing"] for t in told] == ["stored", "stored"], "once as found, once reduced"
+    assert [t["standing"] for t in told] == ["stored"] * 4, "as found, reduced, diagnosed, taken apart"
+    assert crash.diagnosis, "the graph step, which comes last, leaves the diagnosis of the whole"
+    assert crash.found["reduction"]["whole"] == "its graph of operators shows no difference", "the fault is Python's"
     assert finding["detail"].startswith("reduced: 8 elements")
     assert sorted(p.name for p in (first.out / "crashes").iterdir() if p.is_dir()) == sorted(
         f["id"] for f in first.said["findings"]
