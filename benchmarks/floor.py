@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -241,8 +242,9 @@ def report(rows: list[Apart]) -> dict[str, Any]:
 @click.option("--inputs", default=4, show_default=True, help="Base inputs of each model.")
 def main(as_json: bool, models: tuple[str, ...], inputs: int) -> None:
     """Measure the margins of the judge's threshold. Exits 1 where it has none."""
+    torch.set_num_threads(1)
     told = report([_in_a_child(name, inputs) for name in models or MODELS])
-    told |= {"machine": machine(), "versions": versions()}
+    told |= {"machine": machine(), "load": os.getloadavg()[0], "versions": versions()}
     click.echo(json.dumps(told, indent=1) if as_json else _table(told))
     raise SystemExit(0 if told["largest_benign"] < THRESHOLD < told["smallest_fault"] else 1)
 
