@@ -215,8 +215,10 @@ def deaths(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Ran:
     (seeds / "wait").touch()
     arguments = ("run", "seeds", "--rng-seed", "1", "--max-execs", "40", "--out", "out", "--cache", cache, "--json")
     process = start(*arguments, cwd=place)
-    until((seeds / "pid").exists, process=process)
+    until((seeds / "pid").exists, process=process, seconds=500)
     (seeds / "wait").unlink()
+    others = {"hangs", "refdies"}  # go on while one of them gets no answer
+    until(lambda: _runs(place / "out", others) == 20, process=process, seconds=500)
     until(lambda: (seeds / "pid").read_text() != "")
     os.kill(int((seeds / "pid").read_text()), signal.SIGSEGV)
     others = {"hangs", "refdies"}  # go on while one of them gets no answer
