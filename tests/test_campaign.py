@@ -226,12 +226,12 @@ def deaths(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Ran:
     return Ran(place / "out", process.returncode, json.loads(stdout), events(place / "out"), stderr)
 
 
-def finding_of(ran: Ran, seed: str) -> dict[str, Any]:
-    (found,) = [finding for finding in ran.said["findings"] if finding["seed"] == seed]
 def _runs(out: Path, seeds: set[str]) -> int:
     return sum(event["event"] == "run" and event["seed"] in seeds for event in events(out))
 
 
+def finding_of(ran: Ran, seed: str) -> dict[str, Any]:
+    (found,) = [finding for finding in ran.said["findings"] if finding["seed"] == seed]
     return dict(found)
 
 
