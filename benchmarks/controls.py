@@ -239,7 +239,7 @@ def main(
         found.merge(Found.read(path))
     if not merged:
         cache = cache_folder()
-        seeds = load_seeds(list(paths) or [ROOT / "seeds"])
+        seeds = [seed for seed in load_seeds(list(paths) or [ROOT / "seeds"]) if seed.unavailable is None]
         ends_at = started + budget_s
         found.died = []
         found.machine, found.versions = f"{jobs} of {machine()}", versions()
