@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -205,15 +206,28 @@ def test_the_screen_is_stricter_than_the_judge(places: int, index: int) -> None:
 
 
 def test_the_screen_keeps_the_smallest_floor_of_each_shape() -> None:
-    screen = FloorScreen(threshold=4.0)
-    screen.learn({"$": torch.tensor([1.0, 2.0]).double()})
-    screen.learn({"$": torch.tensor([3.0, 1.0]).double()})
-    screen.learn({"$": torch.tensor([9.0]).double()})
-    allowed = screen.allowance("$", torch.zeros(2))
+    screen, ones = FloorScreen(threshold=4.0), {"$": torch.ones(2)}
+    screen.learn({"$": torch.tensor([1.0, 2.0]).double()}, ones)
+    screen.learn({"$": torch.tensor([3.0, 1.0]).double()}, ones)
+    screen.learn({"$": torch.tensor([9.0]).double()}, {"$": torch.ones(1)})
+    allowed = screen.allowance("$", torch.ones(2))
     assert allowed is not None
     assert allowed.tolist() == [2.0, 2.0]
     assert screen.allowance("$", torch.zeros(3)) is None
     assert screen.allowance("other", torch.zeros(2)) is None
+
+
+def test_the_screen_allows_a_small_answer_no_more_of_itself_than_a_large_one() -> None:
+    """A target that loses all of 1e-7 is not within the noise of answers near 1."""
+    screen = FloorScreen(threshold=4.0)
+    screen.learn({"$": torch.tensor([2.0**-22]).double()}, {"$": torch.tensor([1.0])})
+    small, large, nothing = (screen.allowance("$", torch.tensor([value])) for value in (2.0**-23, 1024.0, math.inf))
+    assert small is not None
+    assert small.item() == 2.0**-44
+    assert large is not None
+    assert large.item() == 2.0**-21
+    assert nothing is not None
+    assert nothing.item() == 0.0
 
 
 # The oracle.

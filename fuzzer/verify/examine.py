@@ -224,7 +224,7 @@ def _judge(
 
     found = judge(reference, target, comparison, oracle, decide, own_tolerance=seed.tolerance is not None)
     if learn is not None:
-        learn.learn(found.floors)
+        learn.learn(found.floors, reference)
     verdict.judged = True
     verdict.differences = found.standing
     verdict.notes += found.notes
