@@ -42,8 +42,9 @@ class Diagnosed:
 
     @property
     def evidence(self) -> list[str]:
-        """One sentence an intervention, and one for the ladder."""
-        lines = [trial.sentence for trial in self.trials]
+        """One sentence an intervention, and one for the ladder; reruns that told nothing only where none proved it."""
+        told = (trial for trial in self.trials if trial.seen is not Seen.NOTHING or not self.label.confirmed)
+        lines = [trial.sentence for trial in told]
         if self.ladder.climbed:
             lines.append("stages: " + "; ".join(self.ladder.sentences))
         return lines

@@ -12,7 +12,9 @@ NONE = "-"
 
 
 def operator_of(crash: Crash) -> str | None:
-    """The operator at which drift starts, where activations were looked at and show one."""
+    """The operator to which reruns traced a crash; else where drift starts, if activations were looked at."""
+    if crash.diagnosis.get("operator"):
+        return str(crash.diagnosis["operator"])
     points: Iterable[Mapping[str, object]] = crash.activations.get("points", ())
     found = next((point for point in points if point.get("origin")), None)
     return None if found is None else str(found.get("module") or found.get("name") or "") or None

@@ -20,6 +20,8 @@ from fuzzer.verify.verdict import Kind
 
 #: Repeated values are counted in inputs of up to this many elements.
 _COUNTED = 10**6
+#: Kinds whose blame says which side answers as float64 does; no distance is measured.
+_JUDGED_BY_EQUALITY = (Kind.SHAPE, Kind.INTEGER, Kind.NONFINITE)
 HEADINGS = ("id", "severity", "label", "blame", "target", "leaf", "kind", "tiers", "size", "status")
 
 
@@ -112,6 +114,7 @@ def show(crash: Crash, issue: KnownIssue | None = None) -> str:
         *_section("other differences", _others(crash)),
         *_section("activations", _activations(crash.activations)),
         *_section("notes", crash.verdict.get("notes", [])),
+        *_section("model", _model(crash)),
         *_section("inputs", [summary(name, tensor) for name, tensor in crash.inputs.items()]),
         *_section("how it was made", made_of(crash)),
         *_section("to see it again", _again(crash)),
@@ -133,9 +136,21 @@ def blame_sentence(crash: Crash) -> str:
     sides = ((crash.target, "drift_target"), (crash.reference, "drift_reference"))
     drifts = [(side, crash.difference.get(key)) for side, key in sides]
     if any(drift is None for _, drift in drifts):
-        return verdict
+        right = {"target": crash.reference, "reference": crash.target}.get(crash.blame)
+        by_truth = right is not None and crash.kind in _JUDGED_BY_EQUALITY
+        return f"{verdict}: float64 answers as {right} does" if by_truth else verdict
     measured = [f"{side} is {_number(drift)} noise floors from float64" for side, drift in drifts]
     return f"{verdict}: {measured[0]}, {measured[1]}"
+
+
+def _model(crash: Crash) -> list[str]:
+    """The operators that are left of a model that was taken apart; none where it is whole."""
+    graph = dict(crash.seed.get("model", {})).get("graph")
+    before, after = crash.sizes.get("nodes_original"), crash.sizes.get("nodes")
+    if not isinstance(graph, Mapping) or before is None or after is None:
+        return []
+    operators = dict.fromkeys(str(node[1]) for node in graph.get("nodes", []))
+    return [f"{after} of {before} operators show it: {', '.join(operators)}"]
 
 
 def _worst(difference: Mapping[str, Any]) -> list[str]:
