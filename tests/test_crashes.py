@@ -290,6 +290,13 @@ def test_bytes_that_are_no_text_are_refused(stored: Path) -> None:
         ({"base": "a\0b"}, "base"),
         ({"seed": {"name": "pool"}}, "seed"),
         ({"statistics": {"differences": []}}, "statistics"),
+        ({"diagnosis": 5}, "diagnosis"),
+        ({"diagnosis": {"interventions": 5}}, "diagnosis.interventions"),
+        ({"diagnosis": {"interventions": ["rerun"]}}, "diagnosis.interventions.0"),
+        ({"diagnosis": {"stages": [{}]}}, "diagnosis.stages.0"),
+        ({"mitigations": [{"restores": "yes"}]}, "mitigations.0.restores"),
+        ({"mitigations": [{"restores": True, "tiers": ["pass"]}]}, "mitigations.0.tiers"),
+        ({"mitigations": [{"restores": True, "latency_ms": 10**400}]}, "mitigations.0.latency_ms"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_in_one_line(stored: Path, changes: dict[str, Any], match: str) -> None:

@@ -86,6 +86,24 @@ class _Activations(BaseModel):
     points: Annotated[list[dict[str, Any]], Field(max_length=MOST_POINTS)] = []
 
 
+class _Mitigation(BaseModel):
+    """What readers rely on."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    restores: bool = False
+    tiers: dict[str, Text] = {}
+    latency_ms: float | None = None
+    unmitigated_ms: float | None = None
+
+
+class _Diagnosis(BaseModel):
+    """What readers rely on; empty where no rerun was made."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    interventions: list[dict[str, Any]] = []
+    stages: list[Text] = []
+
+
 class _Record(_Part):
     format: int
     id: Text
@@ -94,7 +112,7 @@ class _Record(_Part):
     severity: str
     blame: str
     stage: Text | None
-    mitigations: list[dict[str, Any]]
+    mitigations: list[_Mitigation]
     expect: Text | dict[str, Text]
     status: Status = "open"
     link: Annotated[str, Field(pattern=r"^(https?://\S+)?$", max_length=2000)] = ""
@@ -115,7 +133,7 @@ class _Record(_Part):
     whole_seed: dict[str, Any] | None = None
     statistics: _Verdict
     activations: _Activations = _Activations()
-    diagnosis: dict[str, Any] = {}
+    diagnosis: _Diagnosis = _Diagnosis()
 
 
 def to_yaml(crash: Crash, home: Path) -> str:
@@ -184,7 +202,7 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         severity=record.severity,
         verdict=data["statistics"],
         activations=data.get("activations", {}),
-        diagnosis=record.diagnosis,
+        diagnosis=data.get("diagnosis", {}),
         seed=record.seed,
         whole_seed=record.whole_seed,
         base=_base(record.base, home),
@@ -200,7 +218,7 @@ def _crash(record: _Record, data: Mapping[str, Any], home: Path) -> Crash:
         status=record.status,
         link=record.link,
         stage=record.stage,
-        mitigations=tuple(record.mitigations),
+        mitigations=tuple(data["mitigations"]),
         sizes=record.sizes,
         weights=record.weights,
         files=record.files,
