@@ -222,3 +222,10 @@ def test_weights_that_do_not_fit_and_a_model_that_cannot_be_built_are_told(tmp_p
     assert "small.safetensors" in last
     assert "two: the reference eager:cpu cannot be prepared" in last
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_corpus_folder_without_kept_inputs_is_told_as_such(say, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "other" / "notes").mkdir(parents=True)
+    (tmp_path / "other" / "notes" / "text.txt").write_text("mine")
+    said = say("corpus", "minimize", "other")
+    assert (said.status, said.out, said.err) == (0, "other: holds no kept inputs\n", [])

@@ -172,6 +172,12 @@ def test_the_widest_range_of_int64_is_drawn_from_evenly() -> None:
     assert value.unique().numel() > 3990
 
 
+@pytest.mark.parametrize("shape", [[2**20, 2**20], [10**20, 3], [0, 10**20]])
+def test_an_input_larger_than_the_seeds_memory_is_an_input_error(shape: list[int]) -> None:
+    with pytest.raises(InputError, match=r"input 'x': .* MiB, more than the seed's memory_mb"):
+        one(kind="floats", shape=shape)
+
+
 def test_a_range_without_a_number_is_an_input_error() -> None:
     with pytest.raises(InputError, match=r"input 'x': range .* holds no whole number of dtype uint8"):
         one(kind="tokens", shape=[4], dtype="uint8", range=[300, 400])

@@ -120,6 +120,18 @@ def test_what_cannot_be_sketched_is_one_clear_line(spec: str, tmp_path: Path) ->
     assert len(caught.value.problems) == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"text", bytes(range(256))])
+def test_a_file_that_only_has_the_name_of_an_onnx_file_is_told_as_such(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(content)
+    with pytest.raises(SeedError, match=r"^net\.onnx: cannot be read: it is no ONNX file$"):
+        sketch("net.onnx", tmp_path)
+
+
+def test_a_given_input_that_no_seed_can_have_is_told_with_its_key(nets: Path) -> None:
+    with pytest.raises(SeedError, match=r"^small\.py:Net: inputs\.x: .*no dtype int8"):
+        sketch("small.py:Net", nets, {"x": {"kind": "floats", "shape": [2], "dtype": "int8"}})
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -130,6 +142,7 @@ def test_what_cannot_be_sketched_is_one_clear_line(spec: str, tmp_path: Path) ->
         ("x=2:flaot32", "did you mean 'float32'"),
         ("x=2:float32:0-1", "no range"),
         ("x=2:float32:3..1", "from low to high"),
+        ("x=2:float32:0..1e400", "both finite"),
     ],
 )
 def test_an_input_that_cannot_be_read_is_told_with_how_it_reads(text: str, word: str) -> None:

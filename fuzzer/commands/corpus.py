@@ -34,6 +34,9 @@ def minimize(folder: Path, only: str | None, dry_run: bool, as_json: bool) -> No
     if as_json:
         echo_json({"corpora": [one.to_json() for one in found], "dry_run": dry_run})
         return
+    if not any(one.kept or one.removed for one in found):
+        click.echo(f"{folder}: holds no kept inputs")
+        return
     for one in found:
         verb = "would go" if dry_run else "removed"
         yours = f" ({len(one.yours)} of them not a campaign's)" if one.yours else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 
 import torch
@@ -19,7 +20,7 @@ def base_sample(seed: Seed, draw: int) -> dict[str, Tensor]:
     """The `draw`-th base input: contiguous CPU tensors in the order of `seed.inputs`, dimensions as `dims` sizes them.
 
     The same for the same input names, specs and draw, bit for bit; the seed's own name plays no part.
-    Raises InputError.
+    Raises InputError, also where one input takes more than the seed's `memory_mb`.
     """
     return sample_with_dims(seed, draw, {})
 
@@ -42,6 +43,9 @@ def sample_with_dims(seed: Seed, draw: int, dims: Mapping[str, int]) -> dict[str
 def _input(seed: Seed, name: str, draw: int, usual: Mapping[str, int], sizes: Mapping[str, int]) -> Tensor:
     spec = seed.inputs[name]
     shape = _shape(spec, sizes)
+    mebibytes = math.prod(max(size, 1) for size in shape) * 8 >> 20  # values are drawn as float64
+    if mebibytes > seed.memory_mb:
+        raise InputError(f"input {name!r}: {shape} takes {mebibytes} MiB, more than the seed's memory_mb")
     try:
         if not spec.files:
             return generate(spec, shape, _generator(name, spec, draw)).contiguous()

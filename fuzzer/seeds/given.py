@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,8 +81,8 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         if found is None:
             raise ValueError(f"{bounds!r} is no range; it reads 0..1")
         limits = (float(found[1]), float(found[2]))
-        if not limits[0] < limits[1]:
-            raise ValueError(f"a range goes from low to high, got {bounds}")
+        if not limits[0] < limits[1] or not all(map(math.isfinite, limits)):
+            raise ValueError(f"a range goes from low to high, both finite, got {bounds}")
     return name, tensor_spec([int(size) for size in shape.split("x") if size], dtype or "float32", limits)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fuzzer.errors import SeedError
 from fuzzer.seeds.checks import check_files
 from fuzzer.seeds.given import EXAMPLE, Offer, example_spec, tensor_spec
 from fuzzer.seeds.packages import placed
-from fuzzer.seeds.problems import did_you_mean
+from fuzzer.seeds.problems import did_you_mean, explain
 from fuzzer.seeds.schema import Seed
 
 #: The ways to name a model, for messages.
@@ -52,7 +54,8 @@ def sketch(
     calibrated; those of a builder where most of them are random, which `ask` finds out. It also gives the examples that
     the user's code offers where no inputs are given.
     Raises SeedError where `spec` is in none of FORMS, where there is no such model, where the file cannot be read,
-    where an input is named that the model does not have, and where nobody says what a builder's inputs are.
+    where an input is named that the model does not have or that no seed can have, and where nobody says what a
+    builder's inputs are.
     """
     given = {name: _given(each) for name, each in (inputs or {}).items()}
     if spec.endswith(".onnx"):
@@ -63,7 +66,11 @@ def sketch(
         data = _builder(spec, found, base, given, ask)
     else:
         raise SeedError([f"{spec}: names no model; a model is named {FORMS}"])
-    return Seed.model_validate(data).at(base)
+    try:
+        return Seed.model_validate(data).at(base)
+    except ValidationError as error:
+        where = [(".".join(map(str, path)), text) for path, text in explain(error)]
+        raise SeedError([f"{spec}: {path}: {text}" if path else f"{spec}: {text}" for path, text in where]) from error
 
 
 def _given(spec: Mapping[str, Any] | Sequence[int]) -> dict[str, Any]:
@@ -164,10 +171,13 @@ def _onnx(spec: str, base: Path) -> dict[str, Any]:
     from google.protobuf.message import DecodeError
 
     try:
-        graph = onnx.load(str(placed(base, spec)), load_external_data=False).graph
+        model = onnx.load(str(placed(base, spec)), load_external_data=False)
     except (OSError, DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no ONNX file"
         raise SeedError([f"{spec}: cannot be read: {why or error}"]) from error
+    if not model.HasField("graph"):  # as in an empty file, which is a message without fields
+        raise SeedError([f"{spec}: cannot be read: it is no ONNX file"])
+    graph = model.graph
     weights = {item.name for item in graph.initializer}
     inputs: dict[str, Any] = {}
     dims: dict[str, Any] = {}
