@@ -38,7 +38,7 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@click.argument("names", nargs=-1, metavar="PATHS")
+@click.argument("names", nargs=-1, metavar="[PATHS]...")
 @INPUT
 @click.option(
     "--budget",
@@ -69,9 +69,10 @@ def cli(debug: bool) -> None:
 @CACHE
 @JSON
 def run(names: tuple[str, ...], inputs: tuple[str, ...], as_json: bool, cache: Path | None, **choices: Any) -> None:
-    """Fuzz the seeds in PATHS: files, folders (default: seeds/), or names of models.
+    """Fuzz seeds or models.
 
-    A model is named torchvision:NAME, package.module:callable, FILE.py:callable or FILE.onnx; a seed is made for it.
+    PATHS are seeds, folders of them (default: seeds/), or names of models. A model is named torchvision:NAME,
+    package.module:callable, FILE.py:callable or FILE.onnx; a seed is made for it.
     """
     from fuzzer.campaign import Campaign, Options
     from fuzzer.campaign.stages import with_stages
@@ -131,7 +132,7 @@ def _process_start() -> float:
 @PLUGIN
 @JSON
 def backends(as_json: bool) -> None:
-    """Which backends can run on this machine, and why the others cannot."""
+    """Say which backends can run here, and why the others cannot."""
     from fuzzer.backends.registry import availability, backend_class, known
     from fuzzer.plugins import origin
 

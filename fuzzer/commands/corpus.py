@@ -20,9 +20,9 @@ def corpus() -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @JSON
 def minimize(folder: Path, only: str | None, dry_run: bool, as_json: bool) -> None:
-    """Keep the fewest inputs in FOLDER (default: corpus/) that have all its features.
+    """Keep the fewest inputs that have all features.
 
-    Removes only what a campaign wrote and nobody has changed since.
+    FOLDER is a corpus (default: corpus/). Removes only what a campaign wrote and nobody has changed since.
     """
     from fuzzer.campaign.minimize import minimize as minimized
     from fuzzer.errors import InputError

@@ -20,7 +20,9 @@ from fuzzer.errors import XbfuzzError
 @CACHE
 @JSON
 def diagnose(crash_id: str, budget: float, trust: bool, crashes: Path, cache: Path | None, as_json: bool) -> None:
-    """Find the cause of a stored crash, by its id or folder, and what makes it go away; writes it to crash.yaml.
+    """Find the cause of a stored crash, and what avoids it.
+
+    CRASH_ID is its id, a part of it, or its folder. What is found is written to its crash.yaml.
 
     Exits 0 where a rerun proves the label, 1 where none does or the crash cannot be seen here.
     """

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def reduce(
     crash_id: str, budget: float, graph: bool, trust: bool, crashes: Path, cache: Path | None, as_json: bool
 ) -> None:
-    """Find a smaller input and a smaller model for a stored crash, by its id or folder.
+    """Make a stored crash smaller: its input and its model.
 
-    Goes on where the last reduction of it ended.
+    CRASH_ID is its id, a part of it, or its folder. Goes on where the last reduction of it ended.
 
     Exits 0 where nothing smaller is left to try, 1 where the budget ended it or the crash cannot be seen here.
     """

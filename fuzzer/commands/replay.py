@@ -40,7 +40,9 @@ def replay(
     cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Run stored crashes again, in fresh processes: crash folders or folders of them (default: crashes/).
+    """Run stored crashes again, in fresh processes.
+
+    PATHS are crash folders or folders of them (default: crashes/).
 
     Exits 1 where a crash did not do what its `expect` says; with --against, where one regressed under that interpreter;
     2 where nothing was compared: there is no crash, or none can run here.

@@ -32,7 +32,7 @@ class _Listing(click.Group):
 
 @click.group(cls=_Listing, no_args_is_help=False)
 def seeds() -> None:
-    """List seeds, write a first one for a model, check what will run here.
+    """List seeds, write one for a model, check what will run here.
 
     `xbfuzz seeds PATHS` is `xbfuzz seeds list PATHS`.
     """
@@ -43,7 +43,10 @@ def seeds() -> None:
 @PLUGIN
 @JSON
 def list_seeds(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check the seeds in PATHS (default: seeds/) without building anything, and list them."""
+    """Check seeds without building anything, and list them.
+
+    PATHS are files or folders (default: seeds/).
+    """
     from fuzzer.campaign.plan import check_seed
     from fuzzer.seeds.load import load_seeds
 
@@ -97,7 +100,7 @@ def out_folder(out: Path | None) -> Path:
 
 
 @seeds.command()
-@click.argument("names", nargs=-1, metavar="PATHS")
+@click.argument("names", nargs=-1, metavar="[PATHS]...")
 @INPUT
 @click.option("--backend", "backends", multiple=True, help="Try these instead of the seeds' own; repeatable.")
 @click.option(
@@ -120,10 +123,11 @@ def check(
     cache: Path | None,
     as_json: bool,
 ) -> None:
-    """Prepare each seed in PATHS (default: seeds/) on each of its backends, and run one input.
+    """Try each seed on each of its backends, with one input.
 
-    PATHS are files, folders, or names of models as `xbfuzz seeds new` takes them. Exit 1 where a seed cannot be fuzzed
-    at all.
+    PATHS are files, folders (default: seeds/), or names of models as `xbfuzz seeds new` takes them.
+
+    Exits 1 where a seed cannot be fuzzed at all.
     """
     import torch
 

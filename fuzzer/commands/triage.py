@@ -105,7 +105,7 @@ def set_status(crashes: Path, crash_id: str, status: str, link: str | None) -> N
 @click.argument("crash_id")
 @click.pass_obj
 def draft(crashes: Path, crash_id: str) -> None:
-    """Print an issue for the project to which a crash belongs; nothing is sent."""
+    """Print an issue for the project to blame; nothing is sent."""
     from fuzzer.triage.draft import draft as write
 
     click.echo(write(load(crash_id, crashes)).text, nl=False)
