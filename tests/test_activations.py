@@ -193,7 +193,7 @@ def test_onnx_values_get_the_names_of_the_modules_they_come_from(exporter: str) 
     torch.testing.assert_close(seen.values, {name: expected[name] for name in seen.values}, rtol=1e-5, atol=1e-5)
 
 
-def test_an_onnx_file_has_the_names_of_its_own_values(tmp_path: Path) -> None:
+def test_an_onnx_file_has_the_names_of_its_own_values_as_its_conversion_to_pytorch_does(tmp_path: Path) -> None:
     nodes = [helper.make_node("Abs", ["x"], ["size"]), helper.make_node("Sqrt", ["size"], ["y"])]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
@@ -204,11 +204,11 @@ def test_an_onnx_file_has_the_names_of_its_own_values(tmp_path: Path) -> None:
     backend.prepare(Model(seed(3), None, path), {"x": x})
     seen = backend.observe({"x": x})
     assert {name: value.tolist() for name, value in seen.values.items()} == {
-        "size": [4.0, 1.0, 9.0],
-        "y": [2.0, 1.0, 3.0],
+        "onnx.size": [4.0, 1.0, 9.0],
+        "onnx.y": [2.0, 1.0, 3.0],
         "$.y": [2.0, 1.0, 3.0],
     }
-    assert seen.steps["y"].sources == ("size",)
+    assert seen.steps["onnx.y"].sources == ("onnx.size",)
 
 
 class Drawn(nn.Module):
