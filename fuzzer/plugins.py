@@ -161,7 +161,9 @@ def _import(name: str, folder: Path | None) -> None:
     """By name, or from the file. What stands beside it, or in the current folder, can be imported meanwhile."""
     sys.path.insert(0, str(folder or Path.cwd()))
     if folder is None:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):  # a folder is a package then
+            raise PluginError(f"{next(iter(module.__path__))} is a folder without Python code of its own")
         return
     # Under a name of its own, which stands in sys.modules because dataclasses and Dynamo look a class's module up.
     unique = f"xbfuzz_plugin_{Path(name).stem}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -290,6 +290,7 @@ def test_bytes_that_are_no_text_are_refused(stored: Path) -> None:
         ({"base": "a\0b"}, "base"),
         ({"seed": {"name": "pool"}}, "seed"),
         ({"statistics": {"differences": []}}, "statistics"),
+        ({"activations": {"points": [{"name": "fc", "gap": 10**400}]}}, "activations.points.0.gap"),
         ({"diagnosis": 5}, "diagnosis"),
         ({"diagnosis": {"interventions": 5}}, "diagnosis.interventions"),
         ({"diagnosis": {"interventions": ["rerun"]}}, "diagnosis.interventions.0"),

@@ -221,12 +221,20 @@ def test_one_that_cannot_be_loaded_is_one_line_and_leaves_nothing_behind(
         ("nowhere.py", "there is no such file"),
         ("no.such.module", "No module named 'no'"),
         ("not a name", "neither a module's name nor a file"),
+        ("empty_folder", "a folder without Python code of its own"),
         ("", "neither a module's name nor a file"),
     ],
 )
 def test_a_name_that_leads_nowhere_ends_the_command_with_one_line(
-    name: str, said: str, load: Callable[..., Plugin], capsys: pytest.CaptureFixture[str]
+    name: str,
+    said: str,
+    load: Callable[..., Plugin],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "empty_folder").mkdir()
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["backends", "--plugin", name])
     out, err = capsys.readouterr()

@@ -214,6 +214,10 @@ backends: inductor:cpu
             ("memory_mb: 1.0", "seed:6: memory_mb: expected a whole number, got 1.0"),
             ("deadline_s: .inf", "seed:6: deadline_s: expected a finite number, got .inf"),
             ("name: a/b", "seed:6: name: expected a name of letters, digits, `_`, `.` and `-`, got 'a/b'"),
+            (
+                "independent: n",
+                "seed:6: independent: 'n' has to be the first dimension of every input, and no other one",
+            ),
             ("mutators: 3", "seed:6: mutators: expected a mapping of keys to values, got 3"),
             (
                 "task: {kind: tensors, outputs: {a: logits}}",

@@ -77,13 +77,20 @@ class _Verdict(BaseModel):
     notes: list[Text]
 
 
+class _Point(BaseModel):
+    """What readers rely on."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    gap: float | Text | None = None
+
+
 class _Activations(BaseModel):
     """What readers rely on; empty where tier 2 was not run."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     status: Literal["fail", "pass", "not-run"] = "not-run"
     sentence: Text = ""
-    points: Annotated[list[dict[str, Any]], Field(max_length=MOST_POINTS)] = []
+    points: Annotated[list[_Point], Field(max_length=MOST_POINTS)] = []
 
 
 class _Mitigation(BaseModel):

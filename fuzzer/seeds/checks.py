@@ -19,7 +19,7 @@ INPUT_SUFFIXES = (".png", ".jpg", ".jpeg", ".npz", ".npy", ".safetensors")
 
 
 def check_names(data: dict[str, Any]) -> list[Problem]:
-    """Dimensions that nothing declares, inputs that the call template does not know or does not use."""
+    """Dimensions that nothing declares or that are not where they must be, inputs that the call does not fit."""
     inputs, dims = data.get("inputs"), data.get("dims", {})
     if not isinstance(inputs, dict) or not isinstance(dims, dict):
         return []
@@ -27,7 +27,9 @@ def check_names(data: dict[str, Any]) -> list[Problem]:
     for name, spec in inputs.items():
         shape = spec.get("shape") if isinstance(spec, dict) else None
         shapes[str(name)] = shape if isinstance(shape, list) else []
-    return name_problems(shapes, dims, data.get("call"))
+    readable = all(isinstance(spec, dict) and isinstance(spec.get("shape"), list) for spec in inputs.values())
+    independent = _text(data.get("independent")) if readable else None  # else the shape is the fault to mend
+    return name_problems(shapes, dims, data.get("call"), independent)
 
 
 def check_task(data: dict[str, Any]) -> list[Problem]:

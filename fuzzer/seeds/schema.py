@@ -341,19 +341,14 @@ class Seed(Strict):
     @model_validator(mode="after")
     def _names_hold_together(self) -> Seed:
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
-        problems = name_problems(shapes, self.dims, self.call)
-        if self.independent is not None and any(
-            not shape or shape[0] != self.independent or self.independent in shape[1:] for shape in shapes.values()
-        ):
-            text = f"{self.independent!r} has to be the first dimension of every input, and no other one"
-            problems.append((("independent",), text))
+        problems = name_problems(shapes, self.dims, self.call, self.independent)
         if problems:
             raise ValueError("; ".join(f"{'.'.join(map(str, path))}: {text}" for path, text in problems))
         return self
 
 
 def name_problems(
-    shapes: Mapping[str, Sequence[int | str]], dims: Collection[str], call: Any
+    shapes: Mapping[str, Sequence[int | str]], dims: Collection[str], call: Any, independent: str | None
 ) -> list[tuple[tuple[str | int, ...], str]]:
     """Where the names of inputs and dimensions do not hold together: pairs of key path and text.
 
@@ -369,6 +364,11 @@ def name_problems(
     problems += [(("call",), f"input {name!r} is never used") for name in sorted(set(shapes) - used)]
     if not shapes:
         problems.append((("inputs",), "a seed needs at least one"))
+    if independent is not None and any(
+        not shape or shape[0] != independent or independent in shape[1:] for shape in shapes.values()
+    ):
+        text = f"{independent!r} has to be the first dimension of every input, and no other one"
+        problems.append((("independent",), text))
     return problems
 
 
