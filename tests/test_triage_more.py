@@ -273,3 +273,20 @@ def test_a_draft_names_no_path_of_an_interpreter_and_nothing_breaks_out_of_its_m
     assert "\n# heading" not in text
     assert "\\<b\\>" in text
     assert '````python\n"""\n```' in text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([["y", "aten.relu.default", ["%x"], {}]], "1 of 4 operators show it: aten.relu.default"),
+        ([["y"]], "its operators cannot be read: not a graph"),
+        (5, "its operators cannot be read: not a graph"),
+    ],
+)
+def test_a_model_taken_apart_is_shown_by_its_operators_and_a_damaged_one_as_such(
+    nodes: Any, said: str, crash: Crash
+) -> None:
+    graph = {"inputs": ["x"], "constants": {}, "nodes": nodes, "output": "%y"}
+    model = {"source": "graph", "graph": graph}
+    text = show(replace(crash, seed={**crash.seed, "model": model}, sizes={"nodes": 1, "nodes_original": 4}))
+    assert said in text

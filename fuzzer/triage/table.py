@@ -13,6 +13,7 @@ from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.store import read_script
 from fuzzer.errors import CrashFolderError
+from fuzzer.models.graph import Graph
 from fuzzer.triage.diagnosis import mitigation_lines
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
@@ -149,7 +150,10 @@ def _model(crash: Crash) -> list[str]:
     before, after = crash.sizes.get("nodes_original"), crash.sizes.get("nodes")
     if not isinstance(graph, Mapping) or before is None or after is None:
         return []
-    operators = dict.fromkeys(str(node[1]) for node in graph.get("nodes", []))
+    try:
+        operators = dict.fromkeys(node.op for node in Graph.from_json(graph).nodes)
+    except ValueError as error:
+        return [f"its operators cannot be read: {error}"]
     return [f"{after} of {before} operators show it: {', '.join(operators)}"]
 
 
