@@ -387,6 +387,7 @@ class TestTheCampaignOfThePage:
 
     def test_is_run_by_pytest_with_the_plug_ins(self, crash_folder: Path, folder: Path, cache: Path) -> None:
         environment = os.environ | {"XBFUZZ_CACHE": str(cache), "PYTHONPATH": str(ROOT), PLUGINS: ""}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an installed xbfuzz announces the same plug-in
         words = [sys.executable, "-m", "pytest", "-p", "fuzzer.pytest_plugin", "-q", str(crash_folder)]
         words += [f"--xbfuzz-plugin={name}" for name in FILES[:3]]
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
