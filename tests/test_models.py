@@ -29,7 +29,7 @@ from fuzzer.seeds.load import load_seed
 from fuzzer.trees import Leaves, flatten
 
 SEEDS = Path(__file__).parent.parent / "seeds"
-SHIPPED = ["classifier", "detector", "digits", "postprocess", "segmenter", "transformer"]
+SHIPPED = ["classifier", "decoder", "detector", "digits", "postprocess", "segmenter", "transformer"]
 
 
 @pytest.fixture(autouse=True)
