@@ -146,7 +146,7 @@ def test_openvino_says_which_precision_ran() -> None:
 
 
 def test_openvino_that_is_not_installed_is_unavailable_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzzer.contrib.openvino_backend.find_spec", lambda name: None if name == "openvino" else name)
+    monkeypatch.setattr("fuzzer.backends.onnx_target.find_spec", lambda name: None if name == "openvino" else name)
     assert OpenVino.unavailable(BackendSpec.parse("openvino:cpu")) == "the package openvino is not installed"
 
 

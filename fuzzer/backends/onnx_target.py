@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from fuzzer.backends.observe import Observation
 from fuzzer.backends.onnx_export import Exported, export
 from fuzzer.backends.onnx_observe import OnnxTaps
 from fuzzer.backends.refusals import one_line
+from fuzzer.backends.spec import BackendSpec
 from fuzzer.errors import Unsupported
 from fuzzer.models import Model
 
@@ -31,6 +33,15 @@ class OnnxTarget(Backend):
 
     needs_module: ClassVar[bool] = False
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {"exporter": tuple(_EXPORTERS)}
+    #: what has to be installed beside what exports
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def unavailable(cls, spec: BackendSpec) -> str | None:
+        for package in (*cls.packages, "onnx", "onnxscript"):
+            if find_spec(package) is None:
+                return f"the package {package} is not installed"
+        return None
 
     @abstractmethod
     def open_file(self, source: str | bytes) -> Any:

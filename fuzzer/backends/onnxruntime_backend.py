@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +38,7 @@ class OnnxRuntime(OnnxTarget):
     """
 
     runtime = "onnxruntime"
+    packages = ("onnxruntime",)
     #: graph optimisers to leave out, by ONNX Runtime's names for them
     disabled_optimizers: Sequence[str] = ()
     devices = ("cpu", "cuda")
@@ -55,11 +55,9 @@ class OnnxRuntime(OnnxTarget):
 
     @classmethod
     def unavailable(cls, spec: BackendSpec) -> str | None:
-        for package in ("onnxruntime", "onnx", "onnxscript"):
-            if find_spec(package) is None:
-                return f"the package {package} is not installed"
-        if spec.device == "cpu":
-            return None
+        missing = super().unavailable(spec)
+        if missing is not None or spec.device == "cpu":
+            return missing
         import onnxruntime
 
         if _PROVIDERS[spec.device] not in onnxruntime.get_available_providers():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from fuzzer.backends.onnx_target import OnnxTarget
 from fuzzer.backends.registry import register
-from fuzzer.backends.spec import BackendSpec
 
 #: Short floats are numpy arrays of a type that torch does not know: name there → (integers of that size, torch's type).
 _SHORT = {
@@ -34,11 +32,6 @@ class OnnxReference(OnnxTarget):
 
     runtime = "onnxref"
     options: ClassVar[Mapping[str, tuple[str, ...]]] = OnnxTarget.options
-
-    @classmethod
-    def unavailable(cls, spec: BackendSpec) -> str | None:
-        missing = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
-        return f"the package {missing[0]} is not installed" if missing else None
 
     def open_file(self, source: str | bytes) -> Any:
         from onnx.reference import ReferenceEvaluator

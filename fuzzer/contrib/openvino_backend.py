@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +25,7 @@ class OpenVino(OnnxTarget):
     """
 
     runtime = "openvino"
+    packages = ("openvino",)
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "precision": ("default", "f32", "bf16", "f16"),
         "threads": (),
@@ -36,13 +36,6 @@ class OpenVino(OnnxTarget):
     def check(cls, spec: BackendSpec) -> None:
         super().check(spec)
         check_threads(spec)
-
-    @classmethod
-    def unavailable(cls, spec: BackendSpec) -> str | None:
-        for package in ("openvino", "onnx", "onnxscript"):
-            if find_spec(package) is None:
-                return f"the package {package} is not installed"
-        return None
 
     def open_file(self, source: str | bytes) -> Any:
         import openvino
