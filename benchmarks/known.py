@@ -30,7 +30,7 @@ from fuzzer.backends.session import State
 from fuzzer.campaign import stream
 from fuzzer.campaign.plan import run_seed
 from fuzzer.campaign.stream import Stream
-from fuzzer.diagnose.provisional import provisional
+from fuzzer.crashes.replay import diagnosed_on
 from fuzzer.files import write_atomically
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
@@ -113,10 +113,7 @@ class Search:
             self._note(seen, sample, recipe)
 
     def _note(self, seen: Examined, sample: dict[str, torch.Tensor], recipe: Recipe) -> None:
-        truth = None if seen.oracle is None else seen.oracle.truth
-        leaves = seen.reference.leaves, seen.target.leaves
-        diagnosis = provisional(seen.verdict, *leaves, truth, sample, self.found.target)
-        label = str(diagnosis.label).rstrip("?")
+        label = str(diagnosed_on(sample, self.found.target, seen).label).rstrip("?")
         self.found.labels[label] += 1
         self.found.first = self.found.first or self.found.executions
         if label == self.found.expected:

@@ -26,8 +26,7 @@ from fuzzer.campaign.loop import JUDGE_ONE_IN
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.stream import Search
 from fuzzer.crashes.crash import Crash, make_crash
-from fuzzer.crashes.replay import CrashState, replay
-from fuzzer.diagnose import provisional
+from fuzzer.crashes.replay import CrashState, diagnosed_on, replay
 from fuzzer.errors import XbfuzzError
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import load_seed
@@ -249,10 +248,7 @@ class _Run:
 
 def crash_of(seed: Seed, target: str, sample: Mapping[str, Tensor], found: Examined, rng_seed: int) -> Crash:
     """The crash that a campaign would write for a mismatch."""
-    truth = found.oracle.truth if found.oracle is not None else None
-    sides = found.reference.leaves, found.target.leaves
-    diagnosis = provisional(found.verdict, *sides, truth, sample, target)
-    return make_crash(seed, target, found.verdict, diagnosis, sample, rng_seed=rng_seed)
+    return make_crash(seed, target, found.verdict, diagnosed_on(sample, target, found), sample, rng_seed=rng_seed)
 
 
 def _hash(answer: Answer) -> str:

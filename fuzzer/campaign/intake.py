@@ -21,9 +21,10 @@ from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options
 from fuzzer.crashes.crash import Crash, make_crash
 from fuzzer.crashes.environment import environment
+from fuzzer.crashes.replay import diagnosed_on
 from fuzzer.crashes.signature import Signature, signature_of
 from fuzzer.crashes.store import write_crash
-from fuzzer.diagnose import Diagnosis, primary, provisional
+from fuzzer.diagnose import Diagnosis, primary
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe
 from fuzzer.reduce.recipe import shrink_recipe
@@ -214,6 +215,5 @@ def restore(ledger: Ledger, event: Mapping[str, Any]) -> None:
 
 
 def _named(seed: Seed, target: str, found: Examined, sample: Mapping[str, Tensor]) -> tuple[Diagnosis, Signature]:
-    truth = found.oracle.truth if found.oracle is not None else None
-    diagnosis = provisional(found.verdict, found.reference.leaves, found.target.leaves, truth, sample, target)
+    diagnosis = diagnosed_on(sample, target, found)
     return diagnosis, signature_of(seed.name, target, found.verdict, diagnosis.label)

@@ -269,9 +269,16 @@ def examine_crash(crash: Crash, bench: Bench) -> Examined:
 
 def diagnosed(crash: Crash, examined: Examined, *, reproduced: bool = False) -> Diagnosis:
     """The provisional diagnosis of what a replay saw. `reproduced`: it was seen in fresh processes."""
+    return diagnosed_on(crash.inputs, crash.target, examined, reproduced=reproduced)
+
+
+def diagnosed_on(
+    sample: Mapping[str, Tensor], target: str, examined: Examined, *, reproduced: bool = False
+) -> Diagnosis:
+    """The provisional diagnosis of a verdict that is a mismatch, before there is a crash."""
     truth = examined.oracle.truth if examined.oracle is not None else None
     sides = examined.reference.leaves, examined.target.leaves
-    return provisional(examined.verdict, *sides, truth, crash.inputs, crash.target, reproduced=reproduced)
+    return provisional(examined.verdict, *sides, truth, sample, target, reproduced=reproduced)
 
 
 def signature_seen(crash: Crash, examined: Examined) -> Signature | None:
