@@ -159,6 +159,46 @@ def test_the_cancellation_inside_gelu_is_seen() -> None:
     assert float(spread.mean()) > 0.01 * float(F.gelu(x).abs().mean())
 
 
+RESIZES = {"linear": (2, 3, 17), "bilinear": (1, 3, 9, 13), "trilinear": (1, 2, 5, 6, 7), "bicubic": (1, 3, 9, 13)}
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("mode", RESIZES)
+def test_where_resizing_takes_its_values_from_rounds_too(mode: str, align_corners: bool) -> None:
+    shape = RESIZES[mode]
+    huge = (normal(*shape) * 10).exp() * normal(*shape, seed=1).sign()  # neighbours cancel, so that weights matter
+
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=1.7, mode=mode, align_corners=align_corners)
+
+    answer = resized(huge).double()
+    moves = torch.stack([run.double() for run in runs(resized, huge)]) - answer
+    floor = moves.abs().amax(0).clamp(min=float(moves.abs().amax(0).median()))
+    assert float(((answer - resized(huge.double())).abs() / floor).max()) < 3
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("mode", RESIZES)
+@pytest.mark.parametrize("size", [{"scale_factor": 0.6}, {"scale_factor": 2.5}, {"size": 1}, {"size": 19}])
+def test_resizing_by_formula_is_what_the_kernel_does(mode: str, align_corners: bool, size: dict[str, Any]) -> None:
+    x = normal(*RESIZES[mode]).double()
+
+    def resized() -> Tensor:
+        return F.interpolate(x, **size, mode=mode, align_corners=align_corners)
+
+    answer = resized()
+    for run in runs(resized, count=2):
+        torch.testing.assert_close(run, answer, rtol=1e-13, atol=1e-13)
+
+
+def test_a_grid_near_the_middle_rounds_as_the_middle_does() -> None:
+    row = torch.zeros(1, 1, 1, 256)
+    row[..., 127], row[..., 128] = -1e8, 1e8
+    grid = torch.tensor([1e-9, 0.0]).view(1, 1, 1, 2)  # (x + 1)·128 − 0.5 rounds by 8e-6, of 2e8
+    moved = [float(run) for run in runs(lambda: F.grid_sample(row, grid, align_corners=False))]
+    assert max(moved) - min(moved) > 500.0
+
+
 def test_in_place_operators_change_their_operand() -> None:
     def function(x: Tensor) -> Tensor:
         y = x.clone()

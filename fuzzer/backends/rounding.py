@@ -6,7 +6,7 @@ Two dispatch modes see every ATen operator that a module runs.
 had to round moves to a neighbouring float at random. Where a result is exact (views, max, gather, relu, casts; a sum or
 product that float64 shows to be exact) nothing moves. The terms of reductions and contractions move too, and are taken
 in another order, because moving the result alone does not model the rounding inside. `gelu` and its kin are run by
-their formulas, so that the cancellation inside them is seen.
+their formulas, so that the cancellation inside them is seen; so is resizing, whose places round (`resizing`).
 
 `Float64` runs every operator in float64 whatever float32 tensors the model makes on the way. An explicit cast to half
 or bfloat16 is part of what the model says: it rounds, and the arithmetic after it is float64 again.
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzer.backends.operators import EXACT, MANY_ROUNDINGS, ONE_ROUNDING, RANDOM
+from fuzzer.backends.resizing import PLACED
 from fuzzer.backends.steps import LARGE, Steps
 
 aten = torch.ops.aten
@@ -118,7 +119,8 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MANY_ROUNDINGS:
             args, kwargs = each_tensor(self.move, args), each_tensor(self.move, kwargs)
             args = _reordered(name, args, self._generator)
-        result = func(*args, **kwargs)
+        placed = PLACED.get(func)
+        result = func(*args, **kwargs) if placed is None else placed(self.move, *args, **kwargs)
         in_place = func._schema.is_mutable
         if in_place:
             if isinstance(result, Tensor) and _is_float(result):
