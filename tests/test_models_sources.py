@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fuzzer.backends.registry import backend_class, parse
 from fuzzer.crashes.trust import foreign_program
 from fuzzer.errors import ModelError, SeedError
 from fuzzer.inputs import base_sample
@@ -207,6 +208,14 @@ class TestExported:
         seed = seed_of({"source": "exported", "path": "m.pt2"}, tmp_path)
         x = base_sample(seed, 0)["x"]
         assert torch.equal(built(seed)(x), module(x))
+
+    def test_a_program_is_exported_to_onnx_though_its_mode_cannot_be_set(self, tmp_path: Path) -> None:
+        module = self.save(tmp_path / "m.pt2")
+        seed = seed_of({"source": "exported", "path": "m.pt2"}, tmp_path)
+        example = base_sample(seed, 0)
+        target = backend_class("onnxruntime")(parse("onnxruntime:cpu"))
+        target.prepare(build_model(seed, None), example)
+        assert (target.run(example) - module(example["x"])).abs().max() < 1e-6
 
     def test_other_files_are_refused_in_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "m.pt2").write_bytes(b"no archive")

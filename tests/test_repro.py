@@ -25,10 +25,10 @@ torch.set_num_threads(1)
 
 
 def run(script: Path) -> subprocess.CompletedProcess[str]:
-    # -P and another folder: the script must not find the project by accident.
+    # -I and another folder: the script must not find the project by accident.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, "-P", str(script)], cwd="/", env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, "-I", str(script)], cwd="/", env=environment, capture_output=True, text=True, timeout=250
     )
 
 
@@ -322,3 +322,98 @@ def test_a_known_export_of_a_nested_output_keeps_its_leaves_in_their_places(tmp_
     done = run(write_crash(tmp_path / "crashes", crash) / "repro.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "target at .b[0]: torch.float32 [2]" in done.stdout
+
+
+NET = """import torch
+from sizes import width
+
+
+class Net(torch.nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.fc, self.scale = torch.nn.Linear(4, width("sizes.txt")), scale
+
+    def forward(self, x):
+        import late
+
+        return late.twice(self.fc(x)) * self.scale
+"""
+HUB = "from net import Net\n\n\ndef small(scale):\n    return Net(scale)\n"
+
+
+def net_folder(folder: Path) -> None:
+    """A repository: modules that import one another, one of them late, and a file read from the working directory."""
+    folder.mkdir(parents=True)
+    files = {"net.py": NET, "late.py": "def twice(x):\n    return 2 * x\n", "sizes.txt": "3", "hubconf.py": HUB}
+    files["sizes.py"] = "def width(name):\n    return int(open(name).read())\n"
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("source", ["repo", "hub", "exported"])
+@pytest.mark.parametrize("target", ["onnxruntime:cpu", "aot_eager:cpu"])
+def test_what_stays_where_it_is_is_found_from_the_script_or_told_as_lacking(
+    tmp_path: Path, source: str, target: str
+) -> None:
+    folder = tmp_path / "it's {here}"
+    net_folder(folder)
+    model: dict[str, Any] = {"source": source, "path": folder.name}
+    if source == "exported":
+        model["path"] += "/net.pt2"
+        torch.export.save(torch.export.export(torch.nn.Linear(4, 3), (torch.ones(2, 4),)), folder / "net.pt2")
+    else:
+        model |= {"args": {"scale": 2.0}} | ({"name": "small"} if source == "hub" else {"builder": "net:Net"})
+    inputs = {"x": {"kind": "floats", "shape": [2, 4]}}
+    seed = Seed.model_validate({"name": "net", "model": model, "inputs": inputs}).at(tmp_path)
+    crash = made(seed, Kind.VALUE, {"x": torch.ones(2, 4)}, target, stats=[LeafStats("$", 6, 6, 1.0)])
+    home = write_crash(tmp_path / "crashes", crash)
+    done = run(home / "repro.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the difference is gone" in done.stdout
+    folder.rename(tmp_path / "elsewhere")
+    done = run(home / "repro.py")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "here}" in done.stdout
+    assert "which is not there" in done.stdout
+
+
+def test_a_repository_that_cannot_be_imported_says_what_it_lacks_whatever_the_kind(tmp_path: Path) -> None:
+    net_folder(tmp_path / "net")
+    (tmp_path / "net" / "sizes.py").write_text("import no_such_package\n")
+    model = {"source": "repo", "path": "net", "builder": "net:Net"}
+    inputs = {"x": {"kind": "floats", "shape": [2, 4]}}
+    seed = Seed.model_validate({"name": "net", "model": model, "inputs": inputs}).at(tmp_path)
+    for kind in (Kind.VALUE, Kind.EXCEPTION, Kind.MUTATION):
+        done = run(
+            write_crash(tmp_path / kind, made(seed, kind, {"x": torch.ones(2, 4)}, "aot_eager:cpu")) / "repro.py"
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "No module named 'no_such_package'" in done.stdout
+
+
+VERSIONED = """import torch
+
+
+class Versioned(torch.nn.Module):
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state, prefix, metadata, *more):
+        if metadata.get("version") != 2:
+            raise ValueError("which version?")
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+    def forward(self, x):
+        return x * self.weight
+"""
+
+
+def test_layers_that_ask_for_the_version_of_their_weights_get_it(tmp_path: Path) -> None:
+    inputs = {"x": {"kind": "floats", "shape": [2]}}
+    seed = builder_seed(tmp_path / "seeds", VERSIONED, "versioned:Versioned", inputs=inputs)
+    crash = made(seed, Kind.VALUE, {"x": torch.ones(2)}, "aot_eager:cpu")
+    done = run(write_crash(tmp_path / "crashes", crash, weights={"weight": torch.tensor([3.0, 4.0])}) / "repro.py")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -86,7 +86,7 @@ class Flat(nn.Module):
         super().__init__()
         self.module = module
         self._model = model
-        self.train(module.training)
+        self.training = module.training  # not by train(), which an exported program refuses
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._model.call(dict(zip(self._model.seed.inputs, tensors, strict=True)))

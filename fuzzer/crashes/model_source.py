@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fuzzer.backends.spec import BackendSpec
@@ -28,28 +30,68 @@ class ModelSource:
     build: list[str]
 
 
-def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection[str]) -> ModelSource:
-    """The model of `seed`. `source`: the text of the builder's file; `taken`: names that the script has itself."""
+def model_source(crash: Crash, seed: Seed, source: str | None, taken: Collection[str], home: Path) -> ModelSource:
+    """The model of `seed`. `source`: the text of the builder's file; `taken`: names that the script has itself.
+
+    `home`: the folder where the script will stand. A repository, and a `.pt2` file, stay where they are and are found
+    from there.
+    """
     spec = whole(seed).model
     if spec.source == "onnx":
         only_file = not needs_call(crash, seed)
         return ModelSource("", "", ["return None  # the model is the file model.onnx"] if only_file else _CONVERTED)
-    if spec.source in ("repo", "hub", "exported"):
-        what = f"{spec.source} {spec.builder or spec.name or ''} of {spec.repo or spec.path}".replace("  ", " ")
-        return ModelSource("", "", [f"raise CannotRun({f'the model is not kept here ({what}); make it in build()'!r})"])
     if spec.source == "graph":
         return _graph(crash, spec)
-    body, future, code = _library(spec) if spec.source == "library" else _builder(spec, source, taken)
+    future = code = ""
+    if spec.source in ("repo", "hub", "exported"):
+        body = _elsewhere(spec, None if spec.path is None else _from(home, whole(seed).path(spec.path)))
+    elif spec.source == "library":
+        body, future, code = _library(spec)
+    else:
+        body, future, code = _builder(spec, source, taken)
     lines = [f"torch.manual_seed({spec.weights.seed})", *body]
     if seed.model.module is not None:
         lines += _stage(seed.model.module)
     if "weights.safetensors" in crash.files:
-        lines.append('model.load_state_dict(read_tensors(f"{HERE}/weights.safetensors"))')
+        lines.append('load(model, f"{HERE}/weights.safetensors")')
     elif spec.weights.kind in ("calibrated", "file"):
         weights = crash.weights
         how = f"hash {weights.get('hash', 'unknown')}, from {weights.get('rebuild', 'the seed')}"
         lines.append(f"raise CannotRun({f'the weights are not kept here ({how}); load them in build()'!r})")
-    return ModelSource(future, code, [*lines, "return model.eval().requires_grad_(False)"])
+    mode = "" if spec.source == "exported" else ".eval()"  # a program's mode was fixed when it was exported
+    return ModelSource(future, code, [*lines, f"return model{mode}.requires_grad_(False)"])
+
+
+def _from(home: Path, path: Path) -> str:
+    """Code for `path` as it is seen from `home`."""
+    relative = Path(os.path.relpath(path.resolve(), home.resolve())).as_posix()
+    return 'there(f"{HERE}/' + repr(relative)[1:-1].replace('"', '\\"').replace("{", "{{").replace("}", "}}") + '")'
+
+
+def _elsewhere(spec: ModelSpec, place: str | None) -> list[str]:
+    """A model whose code or program is not brought along; `place`: code for where it lies."""
+    if spec.source == "exported":
+        return [f"model = torch.export.load({place}).module()"]
+    lines = [f"folder = {place or f'hub_copy({spec.repo!r})'}", "with inside(folder):"]
+    if spec.source == "hub":
+        options = _arguments({"source": "local"} | spec.args)
+        return [*lines, f"    model = torch.hub.load(folder, {spec.name!r}, {options})"]
+    return [*lines, *(f"    {line}" for line in _called(spec, f"importlib.import_module({_module(spec)!r})"))]
+
+
+def _module(spec: ModelSpec) -> str:
+    assert spec.builder is not None
+    return spec.builder.partition(":")[0]
+
+
+def _called(spec: ModelSpec, load: str) -> list[str]:
+    """What the builder gives, from the module that the code `load` imports."""
+    assert spec.builder is not None
+    # Seeded again after the import, which may draw numbers of its own.
+    again = [f"source = {load}", f"torch.manual_seed({spec.weights.seed})"]
+    again.append(f"model = source.{spec.builder.partition(':')[2]}")
+    call = f"model = model({_arguments(spec.args)})"
+    return [*again, *([call] if spec.args else ["if not isinstance(model, torch.nn.Module):", f"    {call}"])]
 
 
 def needs_call(crash: Crash, seed: Seed) -> bool:
@@ -139,10 +181,7 @@ def _builder(spec: ModelSpec, source: str | None, taken: Collection[str]) -> tup
     if source is not None and _fits(source, attribute, taken):
         return [f"model = {attribute}({_arguments(spec.args)})"], *_split(source)
     load = 'load_source(f"{HERE}/model.py")' if source is not None else f"importlib.import_module({module!r})"
-    # Seeded again after the import, which may draw numbers of its own.
-    again = [f"source = {load}", f"torch.manual_seed({spec.weights.seed})", f"model = source.{attribute}"]
-    call = f"model = model({_arguments(spec.args)})"
-    return [*again, call if spec.args else f"if not isinstance(model, torch.nn.Module):\n        {call}"], "", ""
+    return _called(spec, load), "", ""
 
 
 def _arguments(values: dict[str, Any]) -> str:

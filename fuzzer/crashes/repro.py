@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -54,8 +55,10 @@ _DIFFERENT = {
 _TAKEN = names() | {"HERE", "example", "ort", "os"}
 
 
-def render_repro(crash: Crash, source: str | None) -> str:
+def render_repro(crash: Crash, source: str | None, home: Path | None = None) -> str:
     """The text of the script; `source` is the text of the file that holds the builder, where there is one.
+
+    `home`: the folder where it will stand, if not the crash's.
 
     Exits 1 while the difference is there, 0 when it is gone, 2 when this machine cannot run one of the sides.
     """
@@ -66,7 +69,7 @@ def render_repro(crash: Crash, source: str | None) -> str:
     kind = Kind(crash.kind)
     example = _example(seed, crash)
     sides = Sides(crash, seed, example)
-    model = model_source(crash, seed, source, _TAKEN)
+    model = model_source(crash, seed, source, _TAKEN, home or crash.folder or crash.base)
     main = _MAIN.get(kind, "main")
     judged = main == "main" and bool(crash.verdict.get("judged", True)) and seed.model.source != "onnx"
     parts = [
@@ -78,11 +81,7 @@ def render_repro(crash: Crash, source: str | None) -> str:
             if example
             else []
         ),
-        *(
-            [_function("call(module, sample)", call_lines(seed, arguments(seed)))]
-            if needs_call(crash, seed)
-            else []
-        ),
+        *([_function("call(module, sample)", call_lines(seed, arguments(seed)))] if needs_call(crash, seed) else []),
         _function("reference(module, sample)", sides.lines(crash.reference), crash.reference),
         _function("target(module, sample)", sides.lines(crash.target), crash.target),
         *([_function("float64(module, sample)", _FLOAT64)] if judged else []),

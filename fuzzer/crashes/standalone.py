@@ -10,8 +10,10 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -92,8 +94,20 @@ def main_plain() -> int:
     return int(a != b)
 
 
+def without_model() -> bool:
+    """Whether there is no model to ask; what building it raises is no side's answer."""
+    try:
+        build()
+    except Exception as error:
+        print(f"cannot run here: {error}")
+        return True
+    return False
+
+
 def main_raises() -> int:
     print(f"torch {torch.__version__}")
+    if without_model():
+        return 2
     raises = []
     for side in (reference, target):
         try:
@@ -128,9 +142,9 @@ def main_changes() -> int:
     print(f"torch {torch.__version__}")
     still = False
     for side in (reference, target):
-        module, sample = build(), inputs()
-        torch.manual_seed(RNG_SEED)
         try:
+            module, sample = build(), inputs()
+            torch.manual_seed(RNG_SEED)
             with torch.no_grad():
                 side(module, sample)
         except Exception as error:  # another version may refuse the model, or a device be missing
@@ -145,6 +159,8 @@ def main_changes() -> int:
 
 def main_ends() -> int:
     if sys.argv[1:]:
+        if without_model():
+            return 2
         try:
             run({"reference": reference, "target": target}[sys.argv[1]])
         except CannotRun as error:
@@ -207,9 +223,9 @@ class Flat(torch.nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module = module.eval()
+        self.module = module
         self.names = list(inputs())  # not while an exporter watches: reading the inputs is no part of the model
-        self.eval()
+        self.training = module.training  # not by eval(), which an exported program refuses
 
     def forward(self, *tensors: Any) -> Any:
         found = pytree.tree_leaves(call(self.module, dict(zip(self.names, tensors))))  # noqa: B905
@@ -273,6 +289,41 @@ def compiled(module: Any, sample: Any, first: Any, **options: Any) -> Any:
         raise CannotRun(f"torch.compile refuses the model: {error}") from error
     torch.manual_seed(RNG_SEED)
     return call(fast, sample)
+
+
+def load(module: Any, path: str) -> None:
+    """Load weights, all of them, with the versions that layers such as MNASNet's look for beside them."""
+    found, state = read_tensors(path), module.state_dict()
+    state.clear()
+    state.update(found)
+    module.load_state_dict(state)
+
+
+def there(path: str) -> str:
+    """The path of what the model is built from, which this script does not bring along."""
+    path = os.path.normpath(path)
+    if not os.path.exists(path):
+        raise CannotRun(f"the model is built from {path}, which is not there")
+    return path
+
+
+@contextlib.contextmanager
+def inside(folder: str) -> Iterator[None]:
+    """Run a repository's code in its folder, where it finds its modules and files; its modules later too."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with contextlib.chdir(folder):
+        yield
+
+
+def hub_copy(repo: str) -> str:
+    """The folder of torch.hub's own copy of `owner/name:branch`."""
+    name, _, branch = repo.partition(":")
+    places = [f"{name}/{each}".replace("/", "_") for each in ([branch] if branch else ["main", "master"])]
+    for folder in (os.path.join(torch.hub.get_dir(), place) for place in places):
+        if os.path.isfile(os.path.join(folder, "hubconf.py")):
+            return folder
+    raise CannotRun(f"torch.hub has no copy of {repo} in {torch.hub.get_dir()}; torch.hub.list({repo!r}) fetches it")
 
 
 def load_source(path: str) -> Any:

@@ -96,7 +96,7 @@ def _fill(
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     stored = replace(crash, files=hashes, weights=about)
     text = None if source is None else source.decode(errors="replace")
-    _put(temporary / "repro.py", render_repro(stored, text).encode())
+    _put(temporary / "repro.py", render_repro(stored, text, home).encode())
     for name, data in contents.items():
         _put(temporary / name, data)
     _put(temporary / "crash.yaml", to_yaml(stored, home).encode())
