@@ -37,7 +37,10 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
 def to_json(value: Any) -> str:
     """Strict JSON on one line: NaN and infinities are not JSON, so they are written as text."""
-    return json.dumps(_plain(value), allow_nan=False)
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # it holds one of them
+        return json.dumps(_plain(value), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -69,6 +69,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
     A mapping that torch's own registry does not know becomes a dict.
     """
+    if isinstance(value, Tensor):
+        return change(value)
     from torch.utils import _pytree  # the only registry that knows torch's own return types
 
     def one(leaf: Any) -> Any:

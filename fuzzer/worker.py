@@ -105,6 +105,8 @@ class Desk:
             return header, payload
         if action == "run" and self._holder is not None:
             return self._holder.run(frame)
+        if action == "runs" and self._holder is not None:
+            return self._holder.runs(frame)
         if action == "boundary" and self._holder is not None:
             return self._holder.boundary(frame)
         if action == "weights" and self._holder is not None:
@@ -186,16 +188,29 @@ class _Holder:
         self._model = model
         self.weights_before = weights_hash(model.module) if model.module is not None else ""
         self._state_before = self._state_hash()
+        self._told: dict[str, Any] | None = None
+
+    def runs(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """Several samples in one message, each run by itself; what became of each is in `each`."""
+        answers, payloads, begin = [], [], 0
+        for request in frame.header["each"]:
+            end = begin + int(request["length"])
+            header, payload = self.run(Frame(request, frame.payload[begin:end]))
+            answers.append(header | {"length": len(payload)})
+            payloads.append(payload)
+            begin = end
+        return {"ok": True, "each": answers}, b"".join(payloads)
 
     def run(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         from fuzzer import tensors
         from fuzzer.errors import Unsupported
+        from fuzzer.tensors import same_bits
         from fuzzer.trees import flatten, map_tensors
 
         request = frame.header
         sample = tensors.decode(frame.payload)
         inputs = {name: tensor.clone() for name, tensor in sample.items()}
-        before = self._versions(inputs)
+        before = self._watched(inputs)
         watch = self._watch() if request.get("inside") else contextlib.nullcontext()
         _seed_generators(int(request.get("rng_seed", 0)))
         started = time.perf_counter()
@@ -212,16 +227,26 @@ class _Holder:
             # A backend may refuse one sample, such as a shape its graph was not made for: that is no answer to compare.
             kind = "unsupported" if isinstance(error, Unsupported) else "exception"
             header = failure_header(_failure(kind, error))
-            return header | {"evidence": self._backend.evidence(), "inside": getattr(watch, "words", [])}, b""
+            return header | self._news() | {"inside": getattr(watch, "words", [])}, b""
         seconds = time.perf_counter() - started
         changed = [f"input {name}" for name in inputs if not same_bits(inputs[name], sample[name])]
-        changed += _changed(before, self._versions(inputs))
+        after = self._watched(inputs)
+        if not _untouched(before, after):
+            changed += _changed(_by_name(before), _by_name(after))
         if request.get("check") and self._state_hash() != self._state_before:
             changed.append("parameters (content hash)")
-        header = {"ok": True, "seconds": seconds, "evidence": self._backend.evidence(), "changed": sorted(set(changed))}
+        header = {"ok": True, "seconds": seconds, "changed": sorted(set(changed)), **self._news()}
         header["inside"] = getattr(watch, "words", [])
         header["leaves"], payload = pack_leaves(output if request.get("observe") else flatten(output))
         return header, payload
+
+    def _news(self) -> dict[str, Any]:
+        """The evidence where it is not what was told last."""
+        evidence = self._backend.evidence()
+        if evidence == self._told:
+            return {}
+        self._told = evidence
+        return {"evidence": evidence}
 
     def _watch(self) -> Any:
         """What tells of the inside of the model, for eager ones on which it changes nothing; else nothing does."""
@@ -295,9 +320,43 @@ class _Holder:
 
         return content_hash(self._state())
 
-    def _versions(self, inputs: dict[str, Any]) -> dict[str, tuple[Any, int]]:
-        watched = {f"input {name}": tensor for name, tensor in inputs.items()} | self._state()
-        return {name: (tensor, _version(tensor)) for name, tensor in watched.items()}
+    def _watched(self, inputs: dict[str, Any]) -> list[_Watched]:
+        """The inputs, parameters and buffers as they are now.
+
+        On every run, before and after: `named_parameters` would take longer than many a forward.
+        """
+        found = [("input ", name, tensor, _version(tensor)) for name, tensor in inputs.items()]
+        if self._model.module is None:
+            return found
+        seen: set[int] = set()
+        modules = [("", self._model.module)]
+        while modules:
+            prefix, module = modules.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            for kind, held in (("parameter ", module._parameters), ("buffer ", module._buffers)):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        found.append((kind + prefix, name, tensor, _version(tensor)))
+            modules += [(f"{prefix}{name}.", part) for name, part in module._modules.items() if part is not None]
+        return found
+
+
+#: What is watched in a run: the beginning of its name and the rest, the tensor, and its version counter.
+_Watched = tuple[str, str, Any, int]
+
+
+def _untouched(before: list[_Watched], after: list[_Watched]) -> bool:
+    """Whether the same names stand for the same tensors, none of which was written to."""
+    return len(before) == len(after) and all(
+        new[2] is old[2] and new[3] == old[3] and new[1] == old[1] and new[0] == old[0]
+        for old, new in zip(before, after, strict=True)
+    )
+
+
+def _by_name(watched: list[_Watched]) -> dict[str, tuple[Any, int]]:
+    return {start + name: (tensor, version) for start, name, tensor, version in watched}
 
 
 def _version(tensor: Any) -> int:
@@ -307,6 +366,8 @@ def _version(tensor: Any) -> int:
 
 def _changed(before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]) -> list[str]:
     """Names that came, went, were written to in place, or now stand for a tensor with other bits."""
+    from fuzzer.tensors import same_bits
+
     names = set(before) ^ set(after)
     for name in set(before) & set(after):
         (old, version), (new, new_version) = before[name], after[name]
@@ -329,13 +390,6 @@ def _seed_generators(rng_seed: int) -> None:
         torch.default_generator.manual_seed(rng_seed)
     np.random.seed(rng_seed % 2**32)
     random.seed(rng_seed)
-
-
-def same_bits(a: Any, b: Any) -> bool:
-    """Whether two tensors hold the same bits, NaN payloads and signs of zero included."""
-    from fuzzer.tensors import raw_bytes
-
-    return a.shape == b.shape and a.dtype == b.dtype and raw_bytes(a) == raw_bytes(b)
 
 
 def _failure(kind: str, error: BaseException, stage: str = "") -> Failure:

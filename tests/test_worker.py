@@ -25,6 +25,7 @@ from fuzzer.backends.protocol import Frame, read_frame, write_frame
 from fuzzer.errors import Unsupported
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_to_json
+from fuzzer.tensors import same_bits
 
 X = torch.tensor([1.0, 2.0])
 
@@ -132,11 +133,11 @@ class TestSameBits:
     def test_it_tells_nan_payloads_signs_of_zero_dtypes_and_shapes_apart(self) -> None:
         nan = torch.tensor([float("nan")])
         other = torch.tensor([-1], dtype=torch.int32).view(torch.float32)
-        assert worker.same_bits(nan, nan.clone())
-        assert not worker.same_bits(nan, other)
-        assert not worker.same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-        assert not worker.same_bits(torch.zeros(1), torch.zeros(1, dtype=torch.int32))
-        assert not worker.same_bits(torch.zeros(2, 3), torch.zeros(3, 2))
+        assert same_bits(nan, nan.clone())
+        assert not same_bits(nan, other)
+        assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+        assert not same_bits(torch.zeros(1), torch.zeros(1, dtype=torch.int32))
+        assert not same_bits(torch.zeros(2, 3), torch.zeros(3, 2))
 
 
 class TestChanged:
@@ -154,6 +155,7 @@ import os, sys, time
 from fuzzer.backends.process import Limits, Worker
 from fuzzer.seeds import Seed
 from fuzzer.seeds.load import seed_to_json
+from fuzzer.tensors import same_bits
 from fuzzer import tensors
 import torch
 seed = Seed.model_validate({"name": "spins", "model": {"source": "builder", "path": ".", "builder": "spins:build"},

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fuzzer.worker import same_bits
+from fuzzer.tensors import same_bits
 
 
 class Mechanism(StrEnum):
@@ -60,7 +60,7 @@ class Fault:
     `build` makes the fault anew for each prepared backend, since some remember. `operators` are ATen overload packets.
     `minimal` says what the smallest failing input looks like. `injects` is the option of `torch._inductor.config`
     (PyTorch's own fault) with its value. `effect`: what happens to the process once the fault strikes. `also`: other
-    labels whose definition in the taxonomy is met by some inputs.
+    labels whose definition in the taxonomy is met by some inputs. `remembers`: what was run before counts.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Fault:
     injects: tuple[str, str] | None = None
     effect: Callable[[], None] | None = None
     also: frozenset[str] = frozenset()
+    remembers: bool = False
 
     @property
     def labels(self) -> frozenset[str]:

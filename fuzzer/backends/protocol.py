@@ -5,7 +5,8 @@ that is executed. The form of a frame: four magic bytes, the header's length (4 
 big-endian, then header and payload.
 
 Requests name what to `do`: `prepare` (`seed`, `base`, `backend`, `cache`; payload: the example sample), `run`
-(`rng_seed`, `check`, and for the oracle a `variant`; payload: the sample), `weights`, `graph` (the module as data;
+(`rng_seed`, `check`, and for the oracle a `variant`; payload: the sample), `runs` (`each`: what `run` takes, and the
+`length` of its part of the payload; the reply has the same form), `weights`, `graph` (the module as data;
 payload: a sample), `exit`. A reply says `ok`, with what was asked, or an `error` (`Failure`).
 """
 

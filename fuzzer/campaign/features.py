@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,24 +37,27 @@ def _of_tensor(leaf: Tensor) -> set[str]:
     found = {f"shape:{'x'.join(str(_power(side)) for side in leaf.shape)}"}
     if leaf.numel() == 0 or leaf.is_quantized:
         return found
-    values = as_real(leaf).to(torch.float64).reshape(-1)
-    finite = values[torch.isfinite(values)]
+    values = np.sort(as_real(leaf).to(torch.float64).reshape(-1).numpy())  # numpy: small arrays, and many calls
+    finite = values[np.isfinite(values)]
+    nan = int(np.isnan(values).sum())
+    sizes = np.abs(finite[finite != 0])
     counts = {
-        "nan": torch.isnan(values).sum(),
-        "inf": torch.isinf(values).sum(),
-        "zero": (values == 0).sum(),
-        "ties": torch.tensor(finite.numel() - len(torch.unique(finite))),
+        "nan": nan,
+        "inf": values.size - nan - finite.size,
+        "zero": finite.size - sizes.size,
+        "ties": int((finite[1:] == finite[:-1]).sum()),
     }
     if leaf.is_floating_point():
-        counts["subnormal"] = ((finite != 0) & (finite.abs() < torch.finfo(leaf.dtype).tiny)).sum()
-    found |= {f"{name}:{_power(int(count))}" for name, count in counts.items()}
+        counts["subnormal"] = int((sizes < torch.finfo(leaf.dtype).tiny).sum())
+    found |= {f"{name}:{_power(count)}" for name, count in counts.items()}
     gaps = top_gaps(leaf) if leaf.is_floating_point() and 1 < leaf.shape[-1:].numel() * leaf.dim() <= MOST else None
     if gaps is not None:
         found |= {f"margin:{word}" for word in margin_words(gaps)}
-    nonzero = finite[finite != 0].abs()
-    if nonzero.numel():
-        largest, middle, least = (float(each) for each in (nonzero.max(), nonzero.median(), nonzero.min()))
-        found |= {f"range:{_scale(largest, 4)}", f"middle:{_scale(middle, 4)}", f"least:{_scale(least, 8)}"}
+    if sizes.size:
+        middle = (sizes.size - 1) // 2  # the lower one of an even number
+        largest, least = float(sizes.max()), float(sizes.min())
+        found |= {f"range:{_scale(largest, 4)}", f"least:{_scale(least, 8)}"}
+        found.add(f"middle:{_scale(float(np.partition(sizes, middle)[middle]), 4)}")
     return found
 
 
