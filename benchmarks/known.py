@@ -1,21 +1,21 @@
 """How much of the known is found: `python -m benchmarks.known [--json] [--executions N] [--case NAME]…`.
 
 For each diverging case of the table, a small campaign: a seed whose base inputs are the case's ordinary ones, all
-mutators, a corpus fed by the reference's features, up to N executions on one target. It ends once a mismatch bears
-the table's label. Each case runs in a process of its own, because some inputs kill the process: then the last input
-told to the parent is the one that did it.
+mutators, a corpus fed by the reference's features, up to N executions on one target. The first mismatch of each symptom
+is diagnosed by reruns, and the campaign ends once one bears the table's label. `--cases FILE`: another table, a Python
+file that has a list `CASES` of `benchmarks.known_cases.Case`. `--jobs J` runs so many cases at a time; `--state FILE`
+keeps what is done, so that the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
-import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,170 +23,86 @@ import click
 import torch
 
 from benchmarks.controls import machine, versions
-from benchmarks.given import spec_of
-from benchmarks.known_cases import EAGER, INDUCTOR, ORT, Case, Kind, by_name, cases
-from benchmarks.local import Local, Remembering, named, seed_for
-from fuzzer.backends.session import State
+from benchmarks.known_cases import Case, Kind, table
+from benchmarks.known_search import Hunt, Plan, Sighting, hunt, target_of
+from benchmarks.known_versions import kind_on
 from fuzzer.campaign import stream
-from fuzzer.campaign.plan import run_seed
-from fuzzer.campaign.stream import Stream
-from fuzzer.crashes.replay import diagnosed_on
-from fuzzer.files import write_atomically
-from fuzzer.mutate.havoc import apply_recipe
-from fuzzer.mutate.recipe import Recipe
-from fuzzer.seeds import Seed
-from fuzzer.seeds.schema import Allow
-from fuzzer.tensors import encode
-from fuzzer.verify.examine import Bench, Examined, examine
-from fuzzer.verify.screen import FloorScreen
-from fuzzer.verify.verdict import Outcome
+from fuzzer.errors import InputError
 
-#: Seconds after which a case's process is given up.
-PATIENCE_S = 300.0
+#: Seconds of reruns for each symptom.
+DIAGNOSE_S = 40.0
 
 
-@dataclass
-class Hunt:
-    """One case. `first` and `labelled_at` are numbers of executions, counted from 1; `labels` counts first labels."""
+def report(hunts: Sequence[Hunt]) -> dict[str, Any]:
+    """The JSON object: `found` are cases with any mismatch, `labelled` those with one that bears the table's label.
 
-    case: str
-    target: str
-    expected: str
-    executions: int = 0
-    first: int | None = None
-    labelled_at: int | None = None
-    labels: Counter[str] = field(default_factory=Counter)
-    recipe: dict[str, Any] | None = None
-    note: str = ""
-
-
-def target_of(case: Case) -> str:
-    """ONNX Runtime where the case diverges there, else Inductor; where eager itself dies, ONNX Runtime beside it."""
-    if ORT in case.targets or EAGER in case.targets:
-        return spec_of(case, ORT)
-    return INDUCTOR
-
-
-def seed_of(case: Case, folder: Path) -> Seed:
-    """A seed that starts from the ordinary inputs, written to `folder`, and lets mutators do whatever there is."""
-    inputs = case.ordinary()
-    write_atomically(folder / "ordinary.safetensors", encode(named(inputs)))
-    plain = seed_for(inputs, dynamic=case.dynamic)
-    specs = {
-        name: spec.model_copy(update={"files": ["ordinary.safetensors"], "key": name})
-        for name, spec in plain.inputs.items()
-    }
-    allow = Allow(nonfinite=True, out_of_range_integers=True, empty=True)
-    dims = {name: dim.model_copy(update={"size": len(inputs[0])}) for name, dim in plain.dims.items()}
-    return plain.model_copy(update={"name": case.name, "inputs": specs, "dims": dims, "allow": allow}).at(folder)
-
-
-class Search:
-    """The loop of one case, in the process that may die. `tell` says what is about to run."""
-
-    def __init__(self, case: Case, folder: Path, rng_seed: int, how: stream.Search) -> None:
-        self.seed = seed_of(case, folder)
-        self.found = Hunt(case.name, target_of(case), case.label)
-        self._rng_seed = rng_seed
-        self._screen = FloorScreen()
-        self.reference = Local(self.seed, EAGER, case.module(), named(case.ordinary()))
-        self.target = Local(self.seed, self.found.target, case.module(), named(case.ordinary()))
-        guide = stream.session_guide(self.reference, self.seed)  # type: ignore[arg-type]
-        self._stream = Stream(self.seed, rng_seed, how, guide=guide)
-        self.oracle = Remembering(self.seed, case.module(), named(case.ordinary()))
-
-    def step(self, index: int, tell: Connection) -> None:
-        """One execution."""
-        recipe = self._stream.recipe(index)
-        rng_seed = run_seed(self._rng_seed, index)
-        sample = apply_recipe(self.seed, recipe)
-        self.found.executions += 1
-        tell.send(("running", EAGER, recipe.to_json(), self.found))
-        reference = self.reference.run(sample, rng_seed=rng_seed, inside=self._stream.watched(index))
-        tell.send(("running", self.found.target, recipe.to_json(), self.found))
-        target = self.target.run(sample, rng_seed=rng_seed)
-        self._stream.learn(index, reference)
-        tell.send(("running", "the oracle", recipe.to_json(), self.found))
-        bench = Bench(self.seed, self.reference, self.target, self.oracle)  # type: ignore[arg-type]
-        seen = examine(bench, sample, reference, target, rng_seed=rng_seed, vacuity=None, screen=self._screen)
-        if seen.verdict.outcome is Outcome.MISMATCH:
-            self._note(seen, sample, recipe)
-
-    def _note(self, seen: Examined, sample: dict[str, torch.Tensor], recipe: Recipe) -> None:
-        label = str(diagnosed_on(sample, self.found.target, seen).label).rstrip("?")
-        self.found.labels[label] += 1
-        self.found.first = self.found.first or self.found.executions
-        if label == self.found.expected:
-            self.found.labelled_at, self.found.recipe = self.found.executions, recipe.to_json()
-
-
-def search(name: str, executions: int, rng_seed: int, how: str, folder: str, tell: Connection) -> None:
-    """What the process of one case does; it ends by sending ("done", …)."""
-    torch.set_num_threads(1)
-    case = by_name(name)
-    loop = Search(case, Path(folder), rng_seed, stream.Search.named(how))
-    if loop.target.state is not State.READY:
-        loop.found.note = f"refused: {loop.target.reason.splitlines()[0][:200] if loop.target.reason else ''}"
-        loop.found.labels["execution/unsupported"] += 1
-        loop.found.first = 0
-        if case.label == "execution/unsupported":
-            loop.found.labelled_at = 0
-        tell.send(("done", "", {}, loop.found))
-        return
-    for index in range(executions):
-        loop.step(index, tell)
-        if loop.found.labelled_at is not None:
-            break
-    tell.send(("done", "", {}, loop.found))
-
-
-def hunt(case: Case, executions: int, rng_seed: int, how: str = "full") -> Hunt:
-    """Run one case in a process of its own. Its death is a finding: `execution/crash`."""
-    context = multiprocessing.get_context("forkserver")  # no fork of a process that may hold threads
-    context.set_forkserver_preload(["benchmarks.known"])
-    ours, theirs = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        process = context.Process(target=search, args=(case.name, executions, rng_seed, how, folder, theirs))
-        process.start()
-        theirs.close()
-        said: tuple[str, str, dict[str, Any], Hunt] | None = None
-        deadline = time.monotonic() + PATIENCE_S
-        while (said is None or said[0] != "done") and ours.poll(max(0.0, deadline - time.monotonic())):
-            try:
-                said = ours.recv()
-            except EOFError:
-                break
-        late = time.monotonic() >= deadline
-        if late:
-            process.kill()
-        process.join()
-    found = Hunt(case.name, target_of(case), case.label) if said is None else said[3]
-    if said is not None and said[0] != "done" and not late:
-        label = "execution/crash"
-        found.note = f"the process died (exit {process.exitcode}) in {said[1]}"
-        found.labels[label] += 1
-        found.first = found.first or found.executions
-        if label == found.expected:
-            found.labelled_at, found.recipe = found.executions, said[2]
-    elif late:
-        found.note = f"given up after {PATIENCE_S:g} s"
-    elif said is None:
-        found.note = f"the process ended (exit {process.exitcode}) before it ran anything"
-    return found
-
-
-def report(hunts: list[Hunt]) -> dict[str, Any]:
-    """The JSON object: `found` are cases with any mismatch, `labelled` those with one that bears the table's label."""
+    `labelled_first`: those whose first finding bears it. `proven`: those labelled by a rerun that shows the cause.
+    `confusion`: expected label → label of the first finding → how many.
+    """
+    confusion: dict[str, Counter[str]] = {}
+    for one in hunts:
+        if one.first is not None:
+            confusion.setdefault(one.expected, Counter())[one.first_label or "none"] += 1
     return {
         "cases": len(hunts),
         "found": sum(h.first is not None for h in hunts),
         "labelled": sum(h.labelled_at is not None for h in hunts),
+        "labelled_by_symptom": sum(h.expected in h.labels for h in hunts),
+        "labelled_first": sum(h.first_label.rstrip("?") == h.expected for h in hunts),
+        "proven": sum(any(s.label == h.expected for s in h.sightings) for h in hunts),
         "missed": [h.case for h in hunts if h.first is None],
         "otherwise_labelled": {
-            h.case: [h.expected, dict(h.labels)] for h in hunts if h.first is not None and h.labelled_at is None
+            h.case: [h.expected, [s.label for s in h.sightings]]
+            for h in hunts
+            if h.first is not None and h.labelled_at is None
         },
+        "confusion": {expected: dict(labels) for expected, labels in sorted(confusion.items())},
         "hunts": [asdict(replace(h, labels=dict(h.labels))) for h in hunts],  # type: ignore[arg-type]
     }
+
+
+def from_json(value: dict[str, Any]) -> Hunt:
+    """A hunt as `report` wrote it."""
+    sightings = [Sighting(**each) for each in value["sightings"]]
+    return Hunt(**{**value, "labels": Counter(value["labels"]), "sightings": sightings})
+
+
+class Done:
+    """The hunts that are over, one a line of a file, for a run with the same plan to go on from."""
+
+    def __init__(self, path: Path | None, plan: Plan) -> None:
+        self.hunts: dict[str, Hunt] = {}
+        self._path = path
+        self._plan = {"plan": asdict(plan), "torch": torch.__version__}
+        if path is None:
+            return
+        if not path.exists():
+            path.write_text(json.dumps(self._plan) + "\n")
+            return
+        first, *lines = path.read_text().splitlines() or [""]
+        if first != json.dumps(self._plan):
+            raise InputError(f"{path} is of a run with other options or versions; delete it or name another file")
+        for line in lines:
+            one = from_json(json.loads(line))
+            self.hunts[one.case] = one
+
+    def add(self, one: Hunt) -> None:
+        self.hunts[one.case] = one
+        if self._path is not None:
+            with self._path.open("a") as out:
+                out.write(json.dumps(report([one])["hunts"][0]) + "\n")
+
+
+def chosen(cases: Sequence[Case], names: Sequence[str], torch_version: str) -> list[Case]:
+    """The cases that diverge on their target under this version of PyTorch, of these names where any are given.
+
+    Raises InputError where the table does not have a name.
+    """
+    unknown = sorted(set(names) - {case.name for case in cases})
+    if unknown:
+        raise InputError(f"the table has no case named {', '.join(unknown)}")
+    diverging = [case for case in cases if kind_on(case, target_of(case), torch_version) is Kind.DIVERGES]
+    return [case for case in diverging if not names or case.name in names]
 
 
 @click.command()
@@ -194,20 +110,41 @@ def report(hunts: list[Hunt]) -> dict[str, Any]:
 @click.option("--executions", default=400, show_default=True, help="At most, for each case.")
 @click.option("--rng-seed", default=0, show_default=True)
 @click.option("--search", "how", type=click.Choice(stream.SEARCHES), default="full", show_default=True)
+@click.option("--diagnose", "diagnose_s", default=DIAGNOSE_S, show_default=True, help="Seconds a symptom; 0: none.")
 @click.option("--case", "names", multiple=True, help="Default: every case that diverges.")
-def main(as_json: bool, executions: int, rng_seed: int, how: str, names: tuple[str, ...]) -> None:
+@click.option("--cases", "table_file", default="", help="Another table: a Python file with a list CASES.")
+@click.option("--jobs", default=1, show_default=True, help="Cases at a time.")
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), help="Goes on from what is in this file.")
+def main(
+    as_json: bool,
+    executions: int,
+    rng_seed: int,
+    how: str,
+    diagnose_s: float,
+    names: tuple[str, ...],
+    table_file: str,
+    jobs: int,
+    state: Path | None,
+) -> None:
     """Search for the known divergences."""
     torch.set_num_threads(1)
     started = time.perf_counter()
-    chosen = [case for case in cases(Kind.DIVERGES) if not names or case.name in names]
-    hunts = []
-    for case in chosen:
-        hunts.append(hunt(case, executions, rng_seed, how))
-        last = hunts[-1]
-        print(f"{last.case} {last.labelled_at or last.first} {dict(last.labels)} {last.note}", file=sys.stderr)
-    found = report(hunts)
+    plan = Plan(executions, rng_seed, how, diagnose_s, table_file)
+    try:
+        wanted = chosen(list(table(table_file).values()), names, torch.__version__)
+        done = Done(state, plan)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
+    with ThreadPoolExecutor(max(jobs, 1)) as pool:  # each thread waits for the process of its case
+        for future in as_completed([pool.submit(hunt, case, plan) for case in wanted if case.name not in done.hunts]):
+            last = future.result()
+            done.add(last)
+            labels = [sighting.label for sighting in last.sightings]
+            line = f"{last.case} {last.labelled_at or last.first} {labels} {last.seconds} s {last.note}"
+            print(line, file=sys.stderr, flush=True)
+    found = report([done.hunts[case.name] for case in wanted])
     found |= {
-        "search": how,
+        "plan": asdict(plan),
         "machine": machine(),
         "versions": versions(),
         "seconds": round(time.perf_counter() - started, 1),
@@ -215,7 +152,10 @@ def main(as_json: bool, executions: int, rng_seed: int, how: str, names: tuple[s
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return
-    click.echo(f"{found['found']} of {found['cases']} cases found, {found['labelled']} with the table's label")
+    click.echo(
+        f"{found['found']} of {found['cases']} cases found, {found['labelled']} with the table's label"
+        f" ({found['proven']} proven, {found['labelled_first']} at the first finding)"
+    )
     for name in found["missed"]:
         click.echo(f"  missed: {name}")
 

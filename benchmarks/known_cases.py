@@ -7,16 +7,20 @@ torchvision 0.29 and ONNX Runtime 1.32 on x86-64 with AVX-512.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 import torchvision.ops as ops
 from torch import Tensor, nn
+
+from fuzzer.errors import InputError
 
 INDUCTOR = "inductor:cpu?fullgraph=true"
 ORT = "onnxruntime:cpu"
@@ -397,3 +401,21 @@ def by_name(name: str) -> Case:
     """Raises KeyError where there is no such case."""
     found = {case.name: case for case in CASES}
     return found[name]
+
+
+def table(file: str = "") -> dict[str, Case]:
+    """The cases by name: those of this module, or of the Python file that has a list of them, `CASES`.
+
+    Raises InputError where the file cannot be read or has no such list.
+    """
+    if not file:
+        return {case.name: case for case in CASES}
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise InputError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    given = getattr(module, "CASES", None)
+    if not isinstance(given, list) or not given or not all(isinstance(case, Case) for case in given):
+        raise InputError(f"{file} has no list CASES of benchmarks.known_cases.Case")
+    return {case.name: case for case in given}

@@ -19,6 +19,8 @@ from benchmarks.controls import report, wilson
 from benchmarks.given import judge_table
 from benchmarks.harmless import CONTROLS, Reversed, call
 from benchmarks.known_cases import ORT, by_name
+from benchmarks.known_search import Plan
+from benchmarks.known_search import hunt as hunt_case
 from benchmarks.lossy import lost_by
 from benchmarks.mutants import BEYOND_ERROR, Caught, hunt, plant
 from benchmarks.silence import Loud, Silence, Tally, reference_is_wrong, run_window
@@ -266,7 +268,7 @@ def test_the_report_is_json_with_the_keys_that_it_promises() -> None:
 
 
 def test_a_small_campaign_finds_a_known_case_from_ordinary_inputs() -> None:
-    found = known.hunt(by_name("average_pool_divisor"), 100, 0)
+    found = hunt_case(by_name("average_pool_divisor"), Plan(100))
     assert found.first is not None
     assert found.labelled_at is not None
     assert found.executions == found.labelled_at
@@ -277,12 +279,12 @@ def test_a_small_campaign_finds_a_known_case_from_ordinary_inputs() -> None:
 
 
 def test_a_case_that_kills_its_process_is_found_by_its_death() -> None:
-    found = known.hunt(by_name("roi_align_nan"), 400, 0)
+    found = hunt_case(by_name("roi_align_nan"), Plan(400, diagnose_s=10))
     assert "execution/crash" in found.labels
     assert "died" in found.note
 
 
 def test_what_a_target_refuses_is_found_when_it_is_prepared() -> None:
-    found = known.hunt(by_name("stable_sort"), 10, 0)
+    found = hunt_case(by_name("stable_sort"), Plan(10))
     assert found.note.startswith("refused: ")
     assert found.labelled_at == 0
