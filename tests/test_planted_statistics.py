@@ -17,7 +17,7 @@ from lifelines.statistics import logrank_test
 from lifelines.utils import restricted_mean_survival_time
 
 from benchmarks.planted.statistics import Times, holm, log_rank, mean_of, ratio_and_difference
-from benchmarks.planted.study import SCALES, Record, jobs_of, read
+from benchmarks.planted.study import SCALES, Record, jobs_of, read, whole_rounds
 from benchmarks.planted.summary import by_arm, hard_faults, summarize, times_of
 from benchmarks.planted.trial import Trial
 
@@ -133,6 +133,28 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     record = read(path)
     assert record.trials == [one]
     assert record.done == {("fast_tanh", "full", 0)}
+
+
+def test_of_a_round_that_was_killed_nothing_is_compared() -> None:
+    record = Record(about={"scale": "full", "trials": 3, "processor": "x", "torch": "y"})
+    for number in range(3):
+        record.trials += [trial("fast_tanh", arm, number, 5 + number) for arm in ("full", "uniform")]
+    assert whole_rounds(record) == 3
+    record.trials.remove(trial("fast_tanh", "uniform", 1, 6))
+    found = summarize(record)
+    assert (found["rounds"], found["left_out"]) == (1, 3)
+    assert found["recall"]["full"]["trials"] == 1
+    assert found["faults"] == 1
+
+
+def test_rates_are_measured_after_one_round_so_that_a_cut_leaves_them() -> None:
+    jobs = jobs_of(SCALES["full"], ["none", "fast_tanh"], ("full", "blind", "uniform", "seeds"))
+    place = jobs.index(("fast_tanh", "rate", 0))
+    assert {number for _, _, number in jobs[:place]} == {0}
+    assert all(number > 0 for _, _, number in jobs[place + 1 :])
+    counts = {arm: sum(job[:2] == ("fast_tanh", arm) for job in jobs) for arm in ("full", "blind", "uniform", "seeds")}
+    assert counts == {"full": 20, "blind": 20, "uniform": 20, "seeds": 1}
+    assert sum(name == "none" for name, _, _ in jobs) * SCALES["full"].budget >= 25_000
 
 
 def test_a_study_has_no_job_twice_and_controls_run_in_the_full_search_alone() -> None:

@@ -62,7 +62,7 @@ def main(
         except InputError as error:
             raise click.ClickException(str(error)) from error
     if no_statistics:
-        click.echo(json.dumps({"trials": len(record.trials), **record.about}))
+        click.echo(json.dumps({"stored": len(record.trials), "rates": len(record.rates), **record.about}))
         return
     _report(record, as_json, out, figure)
 
@@ -92,12 +92,14 @@ def _table(found: dict[str, Any]) -> str:
     for name, fault in found["by_fault"].items():
         if not fault["arms"]:
             continue
-        rate = f"{fault['uniform_rate']['rate']:.1e}" if "uniform_rate" in fault else "-"
+        rate = _rate(fault.get("uniform_rate"))
         arms = "  ".join(
             f"{arm} {a['median']:g} ({a['detected']}/{a['trials']})" for arm, a in sorted(fault["arms"].items())
         )
         lines.append(f"{name:20}  {rate:>12}   {arms:52} {', '.join(fault['given'])}")
     funnel = ", ".join(f"{step} {found[step]}" for step in ("reached", "triggered", "detected", "reduced", "labelled"))
+    if found["left_out"]:
+        lines.append(f"{found['left_out']} trials of a round that is not whole are left out of comparisons")
     lines.append(f"of {found['faults']} faults: {funnel}")
     if found["rmst_ratio"] is not None:
         claim = found["compared"]["uniform"]
@@ -108,6 +110,12 @@ def _table(found: dict[str, Any]) -> str:
         )
     lines.append(f"controls reported: {found['controls_reported']} in {found['controls_executions']} executions")
     return "\n".join(lines)
+
+
+def _rate(rate: dict[str, float] | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate['rate']:.1e}" if rate["struck"] else f"< {rate['high']:.1e}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def _plain(
 
 
 def _stateful(name: str, label: str, build: Callable[[], Wrong], operators: str, minimal: str) -> Fault:
-    return Fault(name, label, _about(build), minimal, frozenset(operators.split()), build, Mechanism.STATE)
+    return Fault(
+        name, label, _about(build), minimal, frozenset(operators.split()), build, Mechanism.STATE, remembers=True
+    )
 
 
 def _process(name: str, label: str, strikes: Wrong, effect: Callable[[], None], operators: str, minimal: str) -> Fault:

@@ -56,30 +56,35 @@ def pool_indices(call: Call) -> tuple[Tensor, Tensor] | None:
 def nms_ge(call: Call) -> Tensor | None:
     """A box whose overlap equals the threshold is suppressed too."""
     boxes, scores, threshold = call.args
-    overlaps = _overlaps(boxes)
+    shared = overlaps(boxes)
     order = scores.sort(descending=True, stable=True).indices.tolist()
-    right = _kept(order, (overlaps > threshold).tolist())
-    wrong = _kept(order, (overlaps >= threshold).tolist())
+    right = _kept(order, (shared > threshold).tolist())
+    wrong = _kept(order, (shared >= threshold).tolist())
     return None if wrong == right else torch.tensor(wrong, dtype=torch.int64)
 
 
 def nms_unordered(call: Call) -> Tensor | None:
     """Of equal scores the last goes first."""
     boxes, scores, threshold = call.args
-    suppresses = (_overlaps(boxes) > threshold).tolist()
+    suppresses = (overlaps(boxes) > threshold).tolist()
     right = _kept(scores.sort(descending=True, stable=True).indices.tolist(), suppresses)
     wrong = _kept(_last_first(scores, 0, descending=True)[1].tolist(), suppresses)
     return None if wrong == right else torch.tensor(wrong, dtype=torch.int64)
 
 
-def _overlaps(boxes: Tensor) -> Tensor:
-    """(n, n) float64: IoU computed in the boxes' own dtype, in the order in which torchvision's kernel does it."""
+def overlaps(boxes: Tensor) -> Tensor:
+    """(…, n, n) float64 from (…, n, 4): IoU in the boxes' own dtype, in the order in which torchvision computes it."""
     x1, y1, x2, y2 = boxes.unbind(-1)
     areas = (x2 - x1) * (y2 - y1)
-    width = (torch.minimum(x2[:, None], x2) - torch.maximum(x1[:, None], x1)).clamp(min=0)
-    height = (torch.minimum(y2[:, None], y2) - torch.maximum(y1[:, None], y1)).clamp(min=0)
+    width = (torch.minimum(*_pairs(x2)) - torch.maximum(*_pairs(x1))).clamp(min=0)
+    height = (torch.minimum(*_pairs(y2)) - torch.maximum(*_pairs(y1))).clamp(min=0)
     common = width * height
-    return (common / (areas[:, None] + areas - common)).double()
+    one, other = _pairs(areas)
+    return (common / (one + other - common)).double()
+
+
+def _pairs(values: Tensor) -> tuple[Tensor, Tensor]:
+    return values[..., :, None], values[..., None, :]
 
 
 def _kept(order: Sequence[int], suppresses: Sequence[Sequence[bool]]) -> list[int]:

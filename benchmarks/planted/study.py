@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ ARMS = ("full", "blind", "uniform", "seeds")
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done. `rates`: inputs at most for the rate of a fault; `rate_s`: seconds at most.
+    """How much is done. `rates`: inputs at most for the rate of a fault; `rate_s`: seconds of processor time at most.
 
-    `followed`: trials a fault whose finding is reduced, for `follow_s` seconds at most, and labelled.
+    `followed`: trials a fault whose finding is reduced, for `follow_s` seconds at most, and labelled; `process_…` are
+    the same for faults that kill, stop or swell their process. `control_trials`: of each control.
     """
 
     name: str
@@ -42,11 +43,13 @@ class Scale:
     followed: int
     follow_s: float
     process_trials: int
+    process_followed: int
+    control_trials: int
 
 
 SCALES = {
-    "smoke": Scale("smoke", 1000, 5, ("full", "uniform"), 20_000, 5.0, 1, 10.0, 1),
-    "full": Scale("full", 5000, 20, ARMS, 3_000_000, 120.0, 3, 20.0, 20),
+    "smoke": Scale("smoke", 1000, 5, ("full", "uniform"), 20_000, 5.0, 1, 10.0, 1, 1, 5),
+    "full": Scale("full", 5000, 20, ARMS, 100_000_000, 60.0, 10, 20.0, 20, 5, 10),
 }
 
 #: A unit of work: a trial (fault, arm, number), or the rate of a fault.
@@ -87,23 +90,46 @@ def read(path: Path) -> Record:
 
 
 def jobs_of(scale: Scale, names: list[str], arms: tuple[str, ...]) -> list[Job]:
-    """What belongs to a study: arms in turn, so that one that is cut off has some of each; rates last, which the trials
-    of uniform inputs tell roughly too.
+    """What belongs to a study, round by round: the trials of one number, all faults and arms. Rates follow the first.
 
     Base inputs are the same whatever the RNG seed, and what is wrong with every input needs no search: one trial each.
     """
     jobs: list[Job] = []
     for number in range(scale.trials):
         for name in names:
-            mechanism = fault_named(name).mechanism
-            most = scale.process_trials if mechanism is Mechanism.PROCESS else scale.trials
             for arm in arms:
-                alone = arm == "seeds" or mechanism is Mechanism.INDUCTOR
-                wanted = arm == "full" or mechanism not in (Mechanism.INDUCTOR, Mechanism.CONTROL)
-                if wanted and number < (1 if alone else most):
+                if number < _trials(scale, fault_named(name).mechanism, arm):
                     jobs.append((name, arm, number))
-    rated = [name for name in names if fault_named(name).mechanism not in (Mechanism.INDUCTOR, Mechanism.CONTROL)]
-    return jobs + [(name, RATE, 0) for name in rated] if scale.rates else jobs
+        if number == 0 and scale.rates:
+            jobs += [(name, RATE, 0) for name in names if fault_named(name).mechanism not in _WITHOUT_SEARCH]
+    return jobs
+
+
+#: No fault to look for, and faults that are there on every input.
+_WITHOUT_SEARCH = (Mechanism.CONTROL, Mechanism.INDUCTOR)
+
+
+def _trials(scale: Scale, mechanism: Mechanism, arm: str) -> int:
+    if mechanism in _WITHOUT_SEARCH and arm != "full":
+        return 0
+    if mechanism is Mechanism.INDUCTOR or arm == "seeds":
+        return 1
+    few = {Mechanism.PROCESS: scale.process_trials, Mechanism.CONTROL: scale.control_trials}
+    return few.get(mechanism, scale.trials)
+
+
+def whole_rounds(record: Record) -> int:
+    """How many rounds, from the first on, have all their trials: comparisons rest on these alone.
+
+    Of a round that was killed the trials that take long are missing, so that those that are there say too little.
+    """
+    if "trials" not in record.about:  # stored before this was told
+        return 1 + max((trial.number for trial in record.trials), default=0)
+    scale = replace(SCALES[record.about["scale"]], trials=record.about["trials"], rates=0)
+    names = [name for name in all_names() if any(trial.fault == name for trial in record.trials)]
+    arms = tuple(arm for arm in ARMS if any(trial.arm == arm for trial in record.trials))
+    missing = set(jobs_of(scale, names, arms)) - record.done
+    return min((number for _, _, number in missing), default=scale.trials)
 
 
 def run(
@@ -121,11 +147,13 @@ def run(
     Raises InputError where `store` holds trials of another budget, or of another machine.
     """
     record = read(store) if store is not None and store.exists() else Record()
-    for key, value in {"budget": scale.budget, **machine()}.items():
+    here = {"budget": scale.budget, **machine()}
+    for key, value in here.items():
         if record.about.get(key, value) != value:
             raise InputError(f"{store} holds trials with {key} {record.about[key]}, not {value}: take another file")
-    record.about = {"scale": scale.name, "budget": scale.budget, **machine()}
+    record.about = {"scale": scale.name, "trials": scale.trials, **here}
     todo = [job for job in jobs_of(scale, names, arms) if job not in record.done]
+    _mend(store)
     _write(store, {"about": record.about})
     ends = time.monotonic() + seconds
     for line in _ended(scale, todo, jobs, ends):
@@ -145,16 +173,22 @@ def _ended(scale: Scale, todo: list[Job], jobs: int, ends: float) -> Iterator[di
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
-        waiting: dict[Future[dict[str, Any]], Job] = {}
+        waiting: dict[Future[dict[str, Any] | None], Job] = {}
         queue = iter(todo)
         while True:
             while len(waiting) < 2 * jobs and time.monotonic() < ends and (job := next(queue, None)) is not None:
-                waiting[pool.submit(work, scale, job)] = job
+                waiting[pool.submit(_in_time, scale, job, ends)] = job
             if not waiting:
                 return
             future = next(as_completed(waiting))
             del waiting[future]
-            yield future.result()
+            if (line := future.result()) is not None:
+                yield line
+
+
+def _in_time(scale: Scale, job: Job, ends: float) -> dict[str, Any] | None:
+    """None where it is too late to begin; what has begun is finished, so that no time limit drops what takes long."""
+    return work(scale, job) if time.monotonic() < ends else None
 
 
 def _begin() -> None:
@@ -167,10 +201,19 @@ def work(scale: Scale, job: Job) -> dict[str, Any]:
     """One job, as a line for the file."""
     name, arm, number = job
     if arm == RATE:
-        return {"rate": measure(name, scale.rates, number, clock=time.perf_counter, seconds=scale.rate_s).to_json()}
-    follow = scale.follow_s if arm == "full" and number < scale.followed else 0.0
+        return {"rate": measure(name, scale.rates, number, clock=time.process_time, seconds=scale.rate_s).to_json()}
+    of_process = fault_named(name).mechanism is Mechanism.PROCESS
+    followed = scale.process_followed if of_process else scale.followed
+    follow = scale.follow_s if arm == "full" and number < followed else 0.0
     trial = run_trial(name, arm, number, scale.budget, clock=time.perf_counter, follow=follow)
     return {"trial": trial.to_json()}
+
+
+def _mend(store: Path | None) -> None:
+    """Cut off a last line that was not finished, so that the next one does not go on in it."""
+    if store is not None and store.exists():
+        data = store.read_bytes()
+        os.truncate(store, data.rfind(b"\n") + 1)
 
 
 def _write(store: Path | None, line: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from benchmarks.controls import wilson
 from benchmarks.planted.fault import Mechanism
 from benchmarks.planted.faults import CONTROLS, FAULTS
 from benchmarks.planted.statistics import Estimate, Times, holm, log_rank, mean_of, ratio_and_difference
-from benchmarks.planted.study import Record
+from benchmarks.planted.study import Record, whole_rounds
 from benchmarks.planted.trial import Trial, fault_named
 
 #: The arms that are compared, and the one that the claim is against.
@@ -28,10 +28,16 @@ def times_of(trials: Iterable[Trial]) -> Times:
     return Times(tuple(float(time) for time, _ in pairs), tuple(found for _, found in pairs))
 
 
+def in_whole_rounds(record: Record) -> list[Trial]:
+    """The trials that comparisons may rest on."""
+    rounds = whole_rounds(record)
+    return [trial for trial in record.trials if trial.number < rounds]
+
+
 def by_arm(record: Record) -> dict[str, dict[str, Times]]:
     """Arm → fault → times, for faults that a search has to find; trials that could not run are left out."""
     found: dict[str, dict[str, list[Trial]]] = {}
-    for trial in record.trials:
+    for trial in in_whole_rounds(record):
         if fault_named(trial.fault).mechanism not in (Mechanism.CONTROL, Mechanism.INDUCTOR) and not trial.failed:
             found.setdefault(trial.arm, {}).setdefault(trial.fault, []).append(trial)
     return {arm: {name: times_of(trials) for name, trials in sorted(faults.items())} for arm, faults in found.items()}
@@ -60,8 +66,13 @@ def summarize(record: Record, rng_seed: int = 0) -> dict[str, Any]:
         "controls_near_ties": sum(t.near_ties for t in record.trials if t.fault in CONTROLS),
         "false_reports": sum(t.false for t in record.trials if t.fault in FAULTS),
         "executions": sum(t.executions for t in record.trials),
+        "compared_executions": sum(t.compared for t in record.trials),
+        "rounds": whole_rounds(record),
+        "left_out": len(record.trials) - len(in_whole_rounds(record)),
         "hard_faults": hard,
-        "recall": {arm: _recall(t for t in record.trials if t.arm == arm and t.fault in FAULTS) for arm in arms},
+        "recall": {
+            arm: _recall(t for t in in_whole_rounds(record) if t.arm == arm and t.fault in FAULTS) for arm in arms
+        },
         "rmst": {
             arm: _json(mean_of({name: times[name] for name in hard if name in times}, rng))
             for arm, times in arms.items()
@@ -133,6 +144,7 @@ def _confusion(trials: list[Trial]) -> dict[str, dict[str, int]]:
 def _fault(record: Record, arms: dict[str, dict[str, Times]], name: str) -> dict[str, Any]:
     fault = fault_named(name)
     trials = [t for t in record.trials if t.fault == name]
+    whole = [t for t in in_whole_rounds(record) if t.fault == name]
     rates = [rate for rate in record.rates if rate.fault == name]
     found: dict[str, Any] = {
         "label": fault.label,
@@ -142,7 +154,7 @@ def _fault(record: Record, arms: dict[str, dict[str, Times]], name: str) -> dict
         "missed": sum(t.missed for t in trials),
         "unconfirmed": sum(t.unconfirmed for t in trials),
         "false": sum(t.false for t in trials),
-        "arms": {arm: _arm([t for t in trials if t.arm == arm]) for arm in dict.fromkeys(t.arm for t in trials)},
+        "arms": {arm: _arm([t for t in whole if t.arm == arm]) for arm in dict.fromkeys(t.arm for t in whole)},
         "given": sorted({t.after.label for t in trials if t.after}),
         "sizes": [[t.after.before.get("filled"), t.after.after.get("filled")] for t in trials if t.after],
         "notes": sorted({note for t in trials for note in (*t.notes, t.failed) if note})[:3],

@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.planted import backend  # registers the backend
+from benchmarks.planted import backend, forked  # the backend registers itself
 from benchmarks.planted.after import Aftermath, aftermath
 from benchmarks.planted.fault import Fault, Mechanism
 from benchmarks.planted.faults import CONTROLS, FAULTS
 from benchmarks.planted.inside import Inside
+from benchmarks.planted.scout import Scout, quick_sample
 from fuzzer.backends.process import Worker
 from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.campaign.lane import Lane
@@ -38,17 +39,19 @@ from fuzzer.verify.verdict import Blame, Outcome
 SEEDS = Path(__file__).resolve().parent / "seeds"
 #: Mismatches of one trial that are replayed; more would be the same fault again.
 CONFIRMATIONS = 8
+#: Of inputs of an arm that learns and mutates nothing, and that the fault spares, one in so many gets a verdict.
+WHOLE_ONE_IN = 16
 
 
 @dataclass
 class Trial:
     """What came of a trial. `…_at` count executions from 1, None where it did not happen within `budget`.
 
-    `missed`: executions on which the fault struck and the verdict was no mismatch. `false`: mismatches where no fault
-    struck and a side is blamed, `near_ties` where none is; every mismatch of a control is one of these, and a control
-    runs to the end. `unconfirmed`: mismatches that did not reproduce in fresh sessions. `seconds`: wall time to
-    detection, or of the whole trial. `after`: label and reduction, for trials that were followed so far. `failed`: why
-    nothing ran.
+    `compared`: executions that got a verdict. `missed`: those on which the fault struck and the verdict was no
+    mismatch. `false`: mismatches where no fault struck and a side is blamed, `near_ties` where none is; every mismatch
+    of a control is one of these, and a control runs to the end. `unconfirmed`: mismatches that did not reproduce in
+    fresh sessions. `seconds`: wall time to detection, or of the whole trial. `after`: label and reduction, for trials
+    that were followed so far. `failed`: why nothing ran.
     """
 
     fault: str
@@ -56,6 +59,7 @@ class Trial:
     number: int
     budget: int
     executions: int = 0
+    compared: int = 0
     seconds: float = 0.0
     reached_at: int | None = None
     triggered_at: int | None = None
@@ -75,7 +79,8 @@ class Trial:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Trial:
         after = value.get("after")
-        return cls(**{**value, "after": Aftermath(**after) if after else None})
+        all_of_them = {"compared": value["executions"]}  # as it was before there were scouts
+        return cls(**{**all_of_them, **value, "after": Aftermath(**after) if after else None})
 
 
 def fault_named(name: str) -> Fault:
@@ -92,12 +97,12 @@ def where_for(fault: Fault) -> Where:
     """All in this process, but for the target whose fault does not spare it."""
     if fault.mechanism not in (Mechanism.PROCESS, Mechanism.INDUCTOR):
         return Where(None, Inside)  # type: ignore[arg-type]  # what a session asks of a worker
-    return Where(None, _start)
+    return Where(None, functools.partial(_start, forked.worker if fault.mechanism is Mechanism.PROCESS else Worker))
 
 
-def _start(name: str, **how: Any) -> Any:
+def _start(worker: Callable[..., Worker], name: str, **how: Any) -> Any:
     """A process for a planted backend, none for the reference and the oracle."""
-    return Worker(name, **how) if name.startswith(f"{backend.Planted.runtime}:") else Inside(name)
+    return worker(name, **how) if name.startswith(f"{backend.Planted.runtime}:") else Inside(name)
 
 
 @functools.cache
@@ -113,6 +118,11 @@ def _vacuity(name: str) -> Vacuity | None:
     if not lane.vetted:
         raise XbfuzzError(f"the seed of {name} fails its vetting: {lane.failed}")
     return lane.vacuity
+
+
+@functools.cache
+def _scout(name: str) -> Scout:
+    return Scout(fault_named(name), seed_named(name))
 
 
 def _lane(fault: Fault, arm: str, number: int, budget: int) -> Lane:
@@ -153,6 +163,7 @@ class _Run:
         self._clock, self._follow = clock, follow
         self._confirmations = 0
         self._began = clock()
+        self._scout = None if lane.stream.search.mutates or fault.remembers else _scout(fault.name)
 
     def all(self) -> None:
         trial = self.trial
@@ -176,18 +187,27 @@ class _Run:
         self.trial.notes.append(self.target.reason[:200])
 
     def _step(self, index: int) -> None:
+        if self._scout is not None and (index + 1) % WHOLE_ONE_IN:
+            canary = self._scout(quick_sample(self.lane.seed, self.lane.recipe(index)))
+            if not canary.triggered:  # the target has computed what the reference computes
+                self._ran(reached=canary.reached > 0)
+                return
         if self.target.state is not State.READY:
             self.target.prepare()
         sample = self.lane.sample(index)
         rng_seed = self.lane.rng_seed(index)
         reference = self.lane.reference.run(sample, rng_seed=rng_seed)
         answer = self.target.run(sample, rng_seed=rng_seed)
-        self.trial.executions += 1
         reached, struck = self._canary(reference, answer)
+        self._ran(reached=reached)
+        if self.lane.stream.search.learns:
+            self.lane.learn(index, reference)
+        self._examined(index, sample, reference, answer, struck=struck)
+
+    def _ran(self, *, reached: bool) -> None:
+        self.trial.executions += 1
         if reached and self.trial.reached_at is None:
             self.trial.reached_at = self.trial.executions
-        self.lane.learn(index, reference)
-        self._examined(index, sample, reference, answer, struck=struck)
 
     def _canary(self, reference: Answer, answer: Answer) -> tuple[bool, bool]:
         """Whether the faulty operator ran, and whether it answered wrongly."""
@@ -203,6 +223,7 @@ class _Run:
         self, index: int, sample: Mapping[str, Tensor], reference: Answer, answer: Answer, *, struck: bool
     ) -> None:
         trial, lane = self.trial, self.lane
+        trial.compared += 1
         found = examine(
             lane.bench(lane.targets[0]),
             sample,

@@ -74,14 +74,16 @@ class Worker:
         command: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
+        """`popen` makes the process, with the arguments of `subprocess.Popen`."""
         self.name = name
         self._clock = clock
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         # Appending, so that the file can be cut while the worker goes on writing.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._earlier_words = b""
-        self._process = subprocess.Popen(
+        self._process = popen(
             list(command or (sys.executable, "-m", "fuzzer.worker")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
