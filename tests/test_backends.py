@@ -260,6 +260,19 @@ def test_inductor_answers_as_the_formula_does_and_counts_its_kernels() -> None:
     assert evidence["cudagraphs"] is False
 
 
+class Beyond(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(0, torch.zeros_like(x, dtype=torch.int64) + 9)
+
+
+def test_what_compiles_and_then_raises_on_the_example_is_prepared_and_raises_when_it_is_run() -> None:
+    of = seed({"x": [3]})
+    backend = prepared("aot_eager:cpu", Beyond(), of)
+    assert "out of range" in backend.evidence()["example_raised"]
+    with pytest.raises(IndexError, match="out of range"):
+        backend.run(sample(of))
+
+
 def test_inductor_without_a_working_compiler_is_unsupported_at_its_own_stage() -> None:
     from torch._inductor import config
 

@@ -149,6 +149,14 @@ def test_a_tie_inside_the_model_shows_in_the_values_beside_the_indices() -> None
     assert diagnose(Kind.INTEGER, torch.ones(1, 3, 8), reference, target, path=".ids") == "order/tie?"
 
 
+def test_two_nan_in_a_window_are_a_tie_too() -> None:
+    x = torch.tensor([[[[NAN, NAN, 1.0, 5.0]]]])
+    values = torch.tensor([[[[NAN, 5.0]]]])
+    reference: Leaves = {"[0]": values, "[1]": torch.tensor([[[[0, 3]]]])}
+    target: Leaves = {"[0]": values.clone(), "[1]": torch.tensor([[[[1, 3]]]])}
+    assert diagnose(Kind.INTEGER, x, reference, target, path="[1]") == "order/tie?"
+
+
 def test_a_near_tie_is_what_the_judge_says() -> None:
     x = torch.tensor([1.0, 2.0])
     assert diagnose(Kind.INTEGER, x, torch.tensor(1), torch.tensor(0), near_tie=True) == "order/near-tie?"

@@ -231,6 +231,11 @@ class _Preparing(fx.Interpreter):
                 raise ValueError(f"{target} would take something else than tensors")
             piece = self._whole.get_submodule(str(target))
             self._whole.set_submodule(str(target), self._prepare(piece, tuple(args)))
+            with torch.no_grad():
+                try:
+                    return super().call_module(target, args, kwargs)
+                except Exception:  # raised again when it is run; what follows is prepared with eager mode's answer
+                    return piece(*args)
         with torch.no_grad():
             return super().call_module(target, args, kwargs)
 

@@ -39,6 +39,8 @@ class Compiled(ModuleBackend):
     """A backend of `torch.compile`. Options: dynamic (default: PyTorch's own choice), fullgraph (false), tf32 (cuda).
 
     Without `dynamic`, the named dimensions of the seed are marked as dynamic, so that one graph serves their sizes.
+    A model that does not compile is refused. One that compiles and then raises on the example is prepared: it raises
+    when it is run, too, and `example_raised` in the evidence says so.
     """
 
     torch_backend: ClassVar[str]
@@ -60,13 +62,17 @@ class Compiled(ModuleBackend):
         self._watched: torch.nn.Module | None = None
         self._observers: dict[frozenset[tuple[str, bool]], Any] = {}
         self._compiled = self._compile(module)
+        self.example_raised = ""
         try:
             self.run(duplicate(example))
         except Exception as error:
             stage = failing_stage(error)
-            if stage is None:
+            if stage is not None:
+                raise Unsupported(one_line(getattr(error, "inner_exception", error)), stage=stage) from error
+            if not self._graphs():
                 raise
-            raise Unsupported(one_line(getattr(error, "inner_exception", error)), stage=stage) from error
+            # It was compiled, and what was compiled raises: an answer, which the reference gives as well or does not.
+            self.example_raised = one_line(error)
         if not self._graphs():
             reasons = "; ".join(_breaks())
             why = "torch.compile captured no graph: it would run as the reference runs"
@@ -190,6 +196,7 @@ class Compiled(ModuleBackend):
             "fallback_calls": self.fallback_calls,
             "fallback_limit": self.fallback_limit,
             "dynamic_axes": {name: list(axes) for name, axes in self._marks.items()},
+            **({"example_raised": self.example_raised} if self.example_raised else {}),
         }
 
 

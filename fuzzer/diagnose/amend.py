@@ -16,21 +16,25 @@ SMALL = 100
 
 
 def broken_ties(tensor: Tensor) -> Tensor:
-    """Equal finite floats made different: each further one of a value is a step larger than the one before."""
+    """Equal floats made different: each further one of a value is a step larger than the one before.
+
+    The first infinity of either sign, and the first NaN, stay; further ones become finite, beyond all that are.
+    """
     flat = facts.wide(tensor).reshape(-1)
     finite = flat[flat.isfinite()]
-    if not finite.numel():
-        return tensor
-    scale = float(finite.abs().max()) or 1.0
+    scale = (float(finite.abs().max()) if finite.numel() else 0.0) or 1.0
     order = flat.argsort(stable=True)
     ordered = flat[order]
     new = torch.ones_like(ordered, dtype=torch.bool)
-    new[1:] = ordered[1:] != ordered[:-1]
+    new[1:] = (ordered[1:] != ordered[:-1]) & ~(ordered[1:].isnan() & ordered[:-1].isnan())
     place = torch.arange(len(ordered))
     first = torch.where(new, place, 0).cummax(0).values
     repeats = torch.empty_like(place)
     repeats[order] = place - first
-    moved = torch.where(flat.isfinite(), flat + repeats * scale * STEP, flat)
+    step = repeats * scale * STEP
+    beyond = min(scale, torch.finfo(tensor.dtype).max / 8) * torch.where(flat.isnan(), 4.0, 2.0) + step
+    beyond = torch.where(flat == -torch.inf, -beyond, beyond)
+    moved = torch.where(flat.isfinite(), flat + step, torch.where(repeats > 0, beyond, flat))
     return moved.reshape(tensor.shape).to(tensor.dtype)
 
 
@@ -47,6 +51,11 @@ def noisy(tensor: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     noise = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * (scale or 1.0) * 2.0**-7
     return torch.where(value.isfinite(), value + noise, value).to(tensor.dtype)
+
+
+def shortened(tensor: Tensor) -> Tensor:
+    """Floats rounded to bfloat16, whose eight bits fit into float16 and TF32 as well; wider ones keep their dtype."""
+    return tensor.to(torch.bfloat16).to(tensor.dtype) if tensor.element_size() > 2 else tensor
 
 
 def finite(tensor: Tensor) -> Tensor:

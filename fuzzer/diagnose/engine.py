@@ -127,9 +127,10 @@ def _proven(intervention: Intervention, trial: Trial, label: Label) -> Label | N
 def _left(finding: Finding, trials: Sequence[Trial]) -> Label:
     """The suspected label, or what is left of it where a trial has ruled it out."""
     by, left = RULED_OUT.get(finding.label.name, ("", ""))
-    if not any(trial.name == by and trial.seen is Seen.UNCHANGED for trial in trials):
+    asked = [trial for trial in trials if trial.name == by and (trial.seen is Seen.UNCHANGED or trial.rules_out)]
+    if not asked:
         return finding.label
-    if finding.difference.kind is not Kind.NONFINITE:
+    if finding.difference.kind is not Kind.NONFINITE or asked[0].rules_out:
         left = "numeric/wrong-value"
     return suspected(left)
 

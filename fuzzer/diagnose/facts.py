@@ -63,8 +63,16 @@ def is_index(*tensors: Tensor) -> bool:
     return all(t.dtype in (torch.int64, torch.int32) and (t.numel() == 0 or int(t.min()) >= 0) for t in tensors)
 
 
+def same(left: Tensor, right: Tensor) -> bool:
+    """Are all elements equal, NaN to NaN."""
+    if left.shape != right.shape:
+        return False
+    one, other = wide(left), wide(right)
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def gathers_alike(reference: Tensor, target: Tensor, source: Tensor) -> bool:
-    """Do two index tensors pick equal values from `source`: in its last dimension, its planes, or all of it."""
+    """Do two index tensors pick equal values (or NaN both) from `source`: in its last dimension, its planes, or all."""
     if not is_index(reference, target) or reference.shape != target.shape or source.numel() == 0:
         return False
     left, right, values = reference.long(), target.long(), source
@@ -78,16 +86,15 @@ def gathers_alike(reference: Tensor, target: Tensor, source: Tensor) -> bool:
         return False
     if max(int(left.max()), int(right.max())) >= values.shape[-1]:
         return False
-    return torch.equal(values.gather(-1, left), values.gather(-1, right))
+    return same(values.gather(-1, left), values.gather(-1, right))
 
 
 def has_ties(tensor: Tensor) -> bool:
-    """Does a float tensor hold one finite value twice in a row of its last dimension."""
+    """Does a float tensor hold one value twice in a row of its last dimension; two NaN are a tie as well."""
     if tensor.dim() == 0 or tensor.numel() < 2:
         return False
     ordered = wide(tensor).sort(-1).values
-    pair = (ordered[..., 1:] == ordered[..., :-1]) & ordered[..., 1:].isfinite()
-    return bool(pair.any())
+    return bool((ordered[..., 1:] == ordered[..., :-1]).any() | (ordered.isnan().sum(-1) > 1).any())
 
 
 def largest_magnitude(tensors: Iterable[Tensor]) -> float:
@@ -122,6 +129,23 @@ def relative_errors(value: Tensor, truth: Tensor) -> Tensor:
     return ((left - right).abs() / right.abs())[keep]
 
 
+def errors_of_scale(value: Tensor, truth: Tensor) -> Tensor:
+    """|value − truth| over the root mean square of the truth, where both are finite and differ; one-dimensional."""
+    left, right = wide(value), wide(truth)
+    finite = left.isfinite() & right.isfinite()
+    scale = right[finite].square().mean().sqrt()
+    return ((left - right).abs() / scale)[finite & (left != right)]
+
+
+def one_way(value: Tensor, truth: Tensor) -> bool:
+    """Are nearly all of eight values or more too large in size, or nearly all too small: rounding does neither."""
+    left, right = wide(value), wide(truth)
+    at = left.isfinite() & right.isfinite() & (right != 0) & (left != right)
+    larger = (left.abs() > right.abs())[at]
+    share = float(larger.double().mean()) if larger.numel() else 0.5
+    return larger.numel() >= 8 and min(share, 1 - share) < 1 / 16
+
+
 def rounds_to(fine: Tensor, coarse: Tensor, dtype: torch.dtype) -> bool:
     """Is `coarse` what `fine` becomes when it is rounded to `dtype`, and is some finite value of it not so already."""
     if fine.shape != coarse.shape or not (fine.is_floating_point() and coarse.is_floating_point()):
@@ -135,20 +159,28 @@ def rounds_to(fine: Tensor, coarse: Tensor, dtype: torch.dtype) -> bool:
 def shorter(coarse: Tensor, fine: Tensor) -> torch.dtype | None:
     """The 16-bit float that holds `coarse` without rounding at each of the elements that differ, and `fine` at none.
 
-    None where they are fewer than four values, which may be so by chance, or whole numbers, or off by a sixteenth.
+    None where they are fewer than four values, which may be so by chance, or whole numbers, or off by a sixteenth of
+    the largest.
     """
     if fine.shape != coarse.shape or not (fine.dtype == coarse.dtype and fine.dtype in (torch.float32, torch.float64)):
         return None
     at = (fine != coarse) & fine.isfinite() & coarse.isfinite() & (coarse != 0)
     left, right = coarse[at], fine[at]
-    near = (left - right).abs() <= right.abs() / 16
-    if left.unique().numel() < 4 or not bool(near.all()) or torch.equal(left, left.round()):  # type: ignore[no-untyped-call]
+    if left.unique().numel() < 4:  # type: ignore[no-untyped-call]
+        return None
+    near = (left - right).abs() <= right.abs().max() / 16
+    if not bool(near.all()) or torch.equal(left, left.round()):
         return None
     for dtype in (torch.bfloat16, torch.float16):
         held, other = (side == side.to(dtype).to(side.dtype) for side in (left, right))
         if bool(held.all()) and not bool(other.any()):
             return dtype
     return None
+
+
+def of_float32(middle: float, most: float) -> bool:
+    """Are these, relative and in float64, the median and the largest error of a few roundings to float32."""
+    return 2.0**-28 < middle < 2.0**-22 and most < 2.0**-20
 
 
 def median(values: Tensor) -> float:

@@ -100,6 +100,8 @@ class Trial:
     change: Change = field(default_factory=Change)
     #: The label that it proves where that is another than its intervention says.
     label: str = ""
+    #: Whether it rules the suspected cause out though the sides differ in another way now.
+    rules_out: bool = False
 
     @property
     def gone(self) -> bool:

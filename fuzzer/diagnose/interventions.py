@@ -16,6 +16,7 @@ from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.label import TAXONOMY
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change, Rerun, Sample
 from fuzzer.errors import SpecError
+from fuzzer.verify.examine import Examined
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,19 @@ class Intervention(ABC):
         return trial
 
     def _run(self, finding: Finding, rerun: Rerun, variant: Variant) -> Trial:
+        return self._ran(finding, rerun, variant)[0]
+
+    def _ran(self, finding: Finding, rerun: Rerun, variant: Variant) -> tuple[Trial, Examined | None]:
+        """The trial of one variant, and what it rests on; None where it could not be run."""
         changed = f"{self.changed} ({variant.words})" if variant.words else self.changed
         before = size(finding.examined)
         try:
             examined = rerun(finding.sample if variant.sample is None else variant.sample, variant.change)
         except CannotRerun as error:
-            return Trial(self.name, changed, Seen.NOTHING, before, detail=str(error), change=variant.change)
+            return Trial(self.name, changed, Seen.NOTHING, before, detail=str(error), change=variant.change), None
         seen = finding.judged(examined)
         detail = "; ".join(examined.verdict.notes[:1]) if seen is Seen.NOTHING else ""
-        return Trial(self.name, changed, seen, before, size(examined), detail, variant.change)
+        return Trial(self.name, changed, seen, before, size(examined), detail, variant.change), examined
 
     def _against_placebo(self, finding: Finding, rerun: Rerun, trial: Trial) -> Trial:
         variant = self.placebo(finding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from fuzzer.diagnose import amend, facts
 from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.interventions import Intervention, Variant, register
+from fuzzer.diagnose.primary import primary
 from fuzzer.diagnose.rerun import Change, Rerun, Sample
 from fuzzer.trees import Leaf
-from fuzzer.verify.verdict import Kind
+from fuzzer.verify.examine import Examined
+from fuzzer.verify.verdict import Blame, Kind
 
 #: So many times a decision whose margin was widened must agree.
 DRAWS = 4
@@ -105,6 +108,24 @@ class MarginWidened(Intervention):
 
 
 @register
+class ShortInputs(_OnFloats):
+    """Who rounds operands to fewer bits has nothing left to round. For small errors only: others are no rounding."""
+
+    name = "short-inputs"
+    changed = "float inputs rounded to bfloat16, on both sides"
+    confirms = ("numeric/reduced-precision",)
+    change = staticmethod(amend.shortened)
+
+    def applies(self, finding: Finding) -> bool:
+        path = finding.difference.path
+        left, right = ((side.leaves or {}).get(path) for side in (finding.examined.reference, finding.examined.target))
+        if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or finding.difference.kind is not Kind.VALUE:
+            return False
+        small = left.shape == right.shape and not _apart(left, right)
+        return small and any(not torch.equal(amend.shortened(t), t) for t in finding.floats().values())
+
+
+@register
 class ScaledDown(Intervention):
     name = "scale-down"
     changed = "inputs scaled down by a power of two"
@@ -116,6 +137,42 @@ class ScaledDown(Intervention):
     def variants(self, finding: Finding) -> Iterable[Variant]:
         for power in (4, 12, 32, 64):
             yield Variant(_each_float(finding, lambda t, p=power: t * 2.0**-p), words=f"2^-{power}")  # type: ignore[misc]
+
+    def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
+        """An overflow that is scaled away leaves rounding at most, which a narrow dtype shows. What is grossly wrong at
+        every scale was no overflow, though an infinity showed it."""
+        trials, mild = [], None
+        for variant in self.variants(finding):
+            trial, examined = self._ran(finding, rerun, variant)
+            if trial.gone:
+                return trial
+            wrong = None if examined is None else _wrong_by(examined)
+            if mild is None and wrong is False:
+                mild = replace(trial, detail="what is left is small")
+            trials.append((trial, wrong))
+        last = trials[-1][0]
+        if mild is not None or not all(wrong for _, wrong in trials) or last.seen is not Seen.OTHER:
+            return mild or last
+        detail = f"at each of {len(trials)} scales finite values are wrong by more than a sixteenth"
+        return replace(last, rules_out=True, detail=detail)
+
+
+def _wrong_by(examined: Examined) -> bool | None:
+    """Of finite values that a side is to blame for: are they off by more than a sixteenth of the leaf's largest."""
+    found = primary(examined.verdict)
+    if found is None or found.kind is not Kind.VALUE or found.blame in (Blame.NEITHER, Blame.UNKNOWN):
+        return None
+    left, right = (side.leaves or {} for side in (examined.reference, examined.target))
+    one, other = left.get(found.path), right.get(found.path)
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape):
+        return None
+    return _apart(one, other)
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape are further apart than a sixteenth of the largest value of the first."""
+    whole, gap = facts.wide(one).abs().max(), (facts.wide(one) - facts.wide(other)).abs().max()
+    return not bool(gap <= whole / 16)
 
 
 @register

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fuzzer.backends.adapted import Adaptation
@@ -18,7 +19,8 @@ from fuzzer.backends.operators import EXACT
 from fuzzer.diagnose import facts
 from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.interventions import Intervention, Variant, register
-from fuzzer.diagnose.rerun import Change, Rerun
+from fuzzer.diagnose.rerun import CannotRerun, Change, Rerun
+from fuzzer.verify.examine import Examined
 
 #: Graphs with more operators are not searched: each step prepares the target anew.
 MOST_OPERATORS = 2000
@@ -28,8 +30,15 @@ SPECIAL = frozenset(
     log_sigmoid softplus gelu elu selu celu silu mish hardswish erf erfc erfinv lgamma digamma pow rsqrt sqrt softmax
     log_softmax logaddexp logsumexp""".split()
 )
+#: Statistics, by their ATen names: some of their formulas cancel, as E[x²] − E[x]² does where the mean is large.
+STATISTICS = frozenset(
+    """var std var_mean std_mean layer_norm native_layer_norm rms_norm group_norm native_group_norm instance_norm
+    batch_norm norm linalg_norm linalg_vector_norm cdist _cdist_forward cosine_similarity cov corrcoef""".split()
+)
 #: A special function that is off by more than this share of its value is not approximated: it is wrong.
 SLIGHT = 2.0**-4
+#: Errors of so many elements, before and after the input was scaled by this, are alike from this cosine on.
+_ENOUGH, NUDGE, _ALIKE = 8, 1.011, 0.9
 #: Operators whose result is one of few: a rounding to integers, an order, a kept box.
 CHOOSES = frozenset("round floor ceil trunc sign sort topk max min argsort max_pool2d_with_indices nms".split())
 
@@ -88,45 +97,113 @@ class Operator(Intervention):
             words = Variant(change=_cut(finding, Adaptation(eager=kept)), words=which)
             trial = self._run(finding, rerun, words)
             if trial.gone:
-                return replace(trial, label=_relabelled(finding, name))
+                return self._named(finding, rerun, trial, name)
         return trial
 
+    def _named(self, finding: Finding, rerun: Rerun, trial: Trial, operator: str) -> Trial:
+        """The proof with the label that the operator gives it."""
+        name, suspected = operator.split(".")[1], finding.label.name
+        if suspected not in ("numeric/wrong-value", "numeric/approximation", "numeric/reduced-precision"):
+            return trial
+        if _is_short(finding):
+            return replace(trial, label="numeric/reduced-precision")
+        smooth = self._follows(finding, rerun) if suspected == "numeric/reduced-precision" else None
+        if smooth is False:
+            return replace(trial, detail="another input, a hundredth larger, has other errors: they are of rounding")
+        words = "" if smooth is None else "an input that is a hundredth larger has the same errors: of a formula"
+        if name in STATISTICS:
+            # A formula that cancels has digits to spare in float64; a rule that is wrong is wrong there too.
+            wide = Variant(change=Change(adaptation=Adaptation(float64=True), both=True))
+            formula = self._run(finding, rerun, wide).gone
+            label = "numeric/approximation" if formula else "numeric/wrong-value"
+            return replace(trial, label=label, detail="both sides in float64: gone" if formula else words)
+        if name in SPECIAL:
+            slight = suspected == "numeric/approximation" or _slight(finding)
+            return replace(trial, label="numeric/approximation" if slight else "", detail=words)
+        if suspected == "numeric/approximation":
+            return replace(trial, label="numeric/wrong-value", detail=f"{operator} is no special function")
+        return replace(trial, label="numeric/wrong-value" if smooth else "", detail=words)
 
-def _relabelled(finding: Finding, operator: str) -> str:
-    """A special function that is a little off is an approximation, whatever its errors look like."""
-    name = finding.label.name
-    if name not in ("numeric/wrong-value", "numeric/reduced-precision") or operator.split(".")[1] not in SPECIAL:
-        return ""
-    difference = finding.difference
-    sides = [(side.leaves or {}).get(difference.path) for side in (finding.examined.reference, finding.examined.target)]
-    left, right = sides
-    if isinstance(left, Tensor) and isinstance(right, Tensor) and facts.shorter(right, left) is not None:
-        return ""  # its values are rounded to 16 bits, however they are computed
+    def _follows(self, finding: Finding, rerun: Rerun) -> bool | None:
+        """Whether the errors change little with the input, as a formula's do, and rounding's do not.
+
+        None where there are too few to tell.
+        """
+        before = _errors(finding, finding.examined)
+        if before is None or before.numel() < _ENOUGH or not finding.floats():
+            return None
+        moved = {name: (t * NUDGE).to(t.dtype) for name, t in finding.floats().items()}
+        try:
+            after = _errors(finding, rerun({**finding.sample, **moved}))
+        except CannotRerun:
+            return None
+        if after is None or after.shape != before.shape:
+            return None
+        alike = float((before * after).sum() / (before.norm() * after.norm()))
+        return None if alike != alike else alike > _ALIKE
+
+
+def _errors(finding: Finding, examined: Examined) -> Tensor | None:
+    """Target minus reference at the leaf that differs, in one dimension; None where they are no finite floats."""
+    path = finding.difference.path
+    left, right = ((side.leaves or {}).get(path) for side in (examined.reference, examined.target))
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape):
+        return None
+    found = (facts.wide(right) - facts.wide(left)).reshape(-1)
+    return found if left.is_floating_point() and bool(found.isfinite().all()) else None
+
+
+def _is_short(finding: Finding) -> bool:
+    """Whether the target's values are those of a narrower float, however they are computed."""
+    path = finding.difference.path
+    left, right = ((side.leaves or {}).get(path) for side in (finding.examined.reference, finding.examined.target))
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return False
+    if facts.shorter(right, left) is not None:
+        return True
+    truth = finding.examined.oracle and (finding.examined.oracle.truth or {}).get(path)
+    if not isinstance(truth, Tensor) or right.shape != truth.shape or right.dtype != torch.float64:
+        return False
+    errors = facts.relative_errors(right, truth)
+    return bool(errors.numel()) and facts.of_float32(facts.median(errors), float(errors.max()))
+
+
+def _slight(finding: Finding) -> bool:
+    """Whether the worst element is off by a small share of itself."""
     try:
-        target, truth = float(difference.target), float(difference.truth)
+        target, truth = float(finding.difference.target), float(finding.difference.truth)
     except ValueError:
-        return ""
-    return "numeric/approximation" if abs(target - truth) <= SLIGHT * abs(truth) else ""
+        return False
+    return abs(target - truth) <= SLIGHT * abs(truth)
 
 
 @register
 class ExactOperator(Operator):
     """A decision that the target takes otherwise from the very same bits hangs on no noise: its rule is another.
 
-    Only for operators that compute nothing, only choose, and for small graphs: near-ties are many.
+    Only for operators that choose, and for small graphs: near-ties are many. One that computes what it chooses by, as
+    NMS does its overlaps, may round: it has to choose otherwise in float64 too, where none but an exact tie is left.
     """
 
     name = "exact-operator"
-    changed = "one operator that rounds nothing in eager mode, the others on the target"
-    confirms = ("numeric/wrong-value",)
+    changed = "one operator that only chooses in eager mode, the others on the target"
+    confirms = ("numeric/wrong-value", "order/nms")
     most = 16
 
     def _proof(self, finding: Finding, rerun: Rerun, names: list[str], at: int) -> Trial:
         trial = super()._proof(finding, rerun, names, at)
-        if not trial.gone or names[at].split(".")[1] in EXACT & CHOOSES:
+        name = names[at].split(".")[1]
+        if not trial.gone or name in EXACT & CHOOSES:
             return trial
-        detail = f"{names[at]} computes values, which may differ by noise"
-        return replace(trial, seen=Seen.NOTHING, detail=detail)
+        if name not in CHOOSES:
+            return replace(trial, seen=Seen.NOTHING, detail=f"{names[at]} computes values, which may differ by noise")
+        wider = self._run(finding, rerun, Variant(change=Change(adaptation=Adaptation(float64=True), both=True)))
+        if wider.seen not in (Seen.UNCHANGED, Seen.OTHER):
+            return replace(
+                trial, seen=Seen.NOTHING, detail=f"both sides in float64: {wider.seen} {wider.detail}".rstrip()
+            )
+        label = "order/nms" if name == "nms" else "numeric/wrong-value"
+        return replace(trial, label=label, detail="it chooses otherwise in float64 too: the tie is exact")
 
 
 def _cut(finding: Finding, adaptation: Adaptation) -> Change:

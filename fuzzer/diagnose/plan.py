@@ -20,7 +20,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "structure/specialisation": ("example",),
     "numeric/rounding": ("perturbed-reference", "float64"),
     "numeric/accumulation": ("half-the-terms", "float64", "operator"),
-    "numeric/reduced-precision": ("full-precision", "operator"),
+    "numeric/reduced-precision": ("full-precision", "short-inputs", "operator"),
     "numeric/approximation": ("operator",),
     "numeric/subnormal": ("flush", "scale-up", "operator"),
     "numeric/nonfinite": ("finite", "operator"),
@@ -45,7 +45,15 @@ RULED_OUT: dict[str, tuple[str, str]] = {"numeric/overflow": ("scale-down", "num
 
 #: Tried before OWN where a label is given to what no rule explains: causes that can be seen in the input.
 FIRST: dict[str, tuple[str, ...]] = {
-    "numeric/wrong-value": ("example", "alone", "positive-zeros", "unique-indices", "reference-generator", "ties"),
+    "numeric/wrong-value": (
+        "example",
+        "alone",
+        "positive-zeros",
+        "unique-indices",
+        "reference-generator",
+        "ties",
+        "short-inputs",
+    ),
     "numeric/unknown": (
         "example",
         "alone",
@@ -62,10 +70,11 @@ FIRST: dict[str, tuple[str, ...]] = {
     "numeric/overflow": ("example", "alone"),
     "order/tie": ("order-before-nms",),
     "numeric/rounding": ("unique-indices",),
-    "order/near-tie": ("unique-indices", "order-before-nms", "exact-operator"),
+    "order/near-tie": ("positive-zeros", "unique-indices", "order-before-nms", "exact-operator"),
 }
 #: Tried after OWN has failed.
 THEN: dict[str, tuple[str, ...]] = {
+    "execution/exception": ("operator",),
     "order/tie": ("operator",),
     "numeric/unknown": ("operator",),
     "numeric/nonfinite": ("scale-down",),

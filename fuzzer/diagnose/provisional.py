@@ -116,7 +116,7 @@ def _gathered_tie(case: Case) -> tuple[str, str] | None:
         if facts.gathers_alike(*pair, source):
             return "order/tie", f"the indices differ, the values that they pick from input {name} are equal"
     for path, left, right in case.siblings():
-        agrees = left.is_floating_point() and left.shape == pair[0].shape and torch.equal(left, right)
+        agrees = left.is_floating_point() and left.shape == pair[0].shape and facts.same(left, right)
         if agrees and (facts.has_ties(left) or any(facts.has_ties(t) for t in case.sample.values())):
             return "order/tie", f"the indices differ, {path} beside them agrees exactly, and there are exact ties"
     return None
@@ -133,7 +133,7 @@ def _permuted(case: Case) -> tuple[str, str] | None:
     if not rows and not any(left.is_floating_point() for _, left, _ in case.siblings()):
         return None
     for path, left, right in case.siblings():
-        if left.is_floating_point() and torch.equal(left, right) and facts.has_ties(left):
+        if left.is_floating_point() and facts.same(left, right) and facts.has_ties(left):
             return "order/tie", f"the same rows in another order, {path} agrees exactly and holds ties"
     if case.has_boxes():
         return "order/nms", "the same rows in another order, from boxes"
