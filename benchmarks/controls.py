@@ -135,6 +135,7 @@ def report(found: Found) -> dict[str, Any]:
         "false_reports": false,
         "false_rate": {"share": len(false) / max(executions, 1), "wilson": wilson(len(false), executions)},
         "near_ties": sum(tally.near_ties for tally in tallies.values()),
+        "over_tolerance": sum(tally.over_tolerance for tally in tallies.values()),
         "kernel_faults": sum(tally.kernel_faults for tally in tallies.values()),
         "kernel_fault_groups": _groups(tallies.values(), "kernel_faults"),
         "reference_faults": sum(tally.reference_faults for tally in tallies.values()),
@@ -148,6 +149,8 @@ def report(found: Found) -> dict[str, Any]:
         "tier2_s": timings["tier2"],
         "by_seed": [_summary(tally) for tally in tallies.values()],
         "died": found.died,
+        "skipped": found.skipped,
+        "unfinished": found.unfinished,
         "machine": found.machine,
         "versions": found.versions,
         "seconds": round(found.seconds, 1),
@@ -239,7 +242,11 @@ def main(
         found.merge(Found.read(path))
     if not merged:
         cache = cache_folder()
-        seeds = [seed for seed in load_seeds(list(paths) or [ROOT / "seeds"]) if seed.unavailable is None]
+        loaded = load_seeds(list(paths) or [ROOT / "seeds"])
+        seeds = [seed for seed in loaded if seed.unavailable is None]
+        found.skipped = {seed.name: seed.unavailable for seed in loaded if seed.unavailable is not None}
+        for name, reason in found.skipped.items():
+            click.echo(f"{name}: left out: {reason}", err=True)
         ends_at = started + budget_s
         found.died = []
         found.machine, found.versions = f"{jobs} of {machine()}", versions()
@@ -261,7 +268,8 @@ def _table(found: dict[str, Any]) -> str:
     given = found["given"]
     lines = [
         f"{found['executions']} executions of controls: {len(found['false_reports'])} false reports, "
-        f"{found['near_ties']} near-ties, {found['kernel_faults']} faults of a kernel, "
+        f"{found['near_ties']} near-ties, {found['over_tolerance']} over a seed's own tolerance, "
+        f"{found['kernel_faults']} faults of a kernel, "
         f"{found['reference_faults']} more of the reference",
         f"{found['caught']['count']} of {found['mutants']} mutants caught",
         f"known cases: {given['flagged']} of {given['pairs']} pairs flagged, {given['raising_flagged']} of "

@@ -128,10 +128,25 @@ class RoundedOnce(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype == torch.float32]
-        if func.is_view or func._schema.is_mutable or not floats or kwargs.get("dtype") is not None:
+        if func.is_view or not floats or kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return in_place(func, args, kwargs)[1] if writes_first(func, args) else func(*args, **kwargs)
         found = func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
         return each_tensor(lambda x: x.float() if x.dtype == torch.float64 else x, found)
+
+
+def writes_first(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator writes its float32 result over its first operand, as `sigmoid_` does, and nothing else."""
+    written = [argument.is_write for argument in func._schema.arguments]
+    return written[0] and not any(written[1:]) and isinstance(args[0], Tensor) and args[0].dtype == torch.float32
+
+
+def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Such an operator's result in float64, and its first operand, into which that was written, rounded once."""
+    exact = args[0].double()
+    func(exact, *each_tensor(widen, args[1:]), **each_tensor(widen, kwargs))
+    return exact, args[0].copy_(exact)
 
 
 def rounding_once(compute: Run) -> Run:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.harmless import in_place, writes_first
 from fuzzer.backends.rounding import RandomRounding, each_tensor, widen
 from fuzzer.verify.judge import THRESHOLD
 from fuzzer.verify.ulp import ulp
@@ -51,17 +52,29 @@ class Lossy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        floats = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype == torch.float32]
-        found = func(*args, **kwargs)
-        if func.is_view or func._schema.is_mutable or not floats or kwargs.get("dtype") is not None:
-            return found
-        exact = func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
+        if func.is_view or not _floats(args, kwargs) or kwargs.get("dtype") is not None:
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            if not writes_first(func, args):
+                return func(*args, **kwargs)
+            before = args[0].clone()
+            found = func(*args, **kwargs)
+            args = (before, *args[1:])
+            exact, _ = in_place(func, (before.clone(), *args[1:]), kwargs)
+        else:
+            found = func(*args, **kwargs)
+            exact = func(*each_tensor(widen, args), **each_tensor(widen, kwargs))
+        floats = _floats(args, kwargs)
         name = func.overloadpacket.__name__
         for at, (kernel, wide) in enumerate(zip(_tensors(found), _tensors(exact), strict=True)):
             loss = _loss(name, kernel, wide, floats, lambda at=at: _moved(func, args, kwargs, at))  # type: ignore[misc]
             if loss is not None:
                 self.losses.append(loss)
         return found
+
+
+def _floats(*values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.dtype == torch.float32]
 
 
 def _tensors(value: Any) -> list[Tensor]:

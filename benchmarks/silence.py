@@ -58,7 +58,8 @@ class Loud:
 class Tally:
     """What became of a seed's executions. Times in seconds.
 
-    `near_ties`: all that differs hangs on a margin within the noise, and nobody is blamed. `kernel_faults`: reports
+    `near_ties`: all that differs hangs on a margin within the noise, and nobody is blamed. `over_tolerance`: the same,
+    or it is within the noise but over the tolerance that the seed itself asks for. `kernel_faults`: reports
     that were right (see `_faults_of_the_yardstick`), counted by kind of difference, by the side that was blamed and by
     group, with one of each group in full. `reference_faults`: others that were right (see `reference_is_wrong`).
     """
@@ -71,6 +72,8 @@ class Tally:
     near_ties: int = 0
     near_ties_by_control: Counter[str] = field(default_factory=Counter)
     near_ties_shown: list[Loud] = field(default_factory=list)
+    over_tolerance: int = 0
+    over_tolerance_shown: list[Loud] = field(default_factory=list)
     false_reports: list[Loud] = field(default_factory=list)
     kernel_faults: int = 0
     kernel_faults_by_kind: Counter[str] = field(default_factory=Counter)
@@ -110,6 +113,7 @@ class Tally:
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         self.forward_s = max(self.forward_s, other.forward_s)
         self.near_ties_shown = self.near_ties_shown[:MOST_SHOWN]
+        self.over_tolerance_shown = self.over_tolerance_shown[:MOST_SHOWN]
         self.kernel_faults_shown = _one_a_group(self.kernel_faults_shown)
         self.reference_faults_shown = _one_a_group(self.reference_faults_shown)
 
@@ -167,7 +171,12 @@ class Silence:
         for control in self.controls:
             verdict = self._verdict(control, sample, reference, rng_seed)
             kinds = _faults(verdict)
-            fault = bool(kinds) and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed, verdict.blame)
+            own = own_tolerance_only(verdict, self.seed)
+            fault = (
+                bool(kinds)
+                and not own
+                and not kinds & self._faults_of_the_yardstick(control, sample, rng_seed, verdict.blame)
+            )
             right = fault or reference_is_wrong(verdict)
             group = self._group(control, sample, verdict.blame) if right else ""
             self._count(verdict, control.backend, recipe, rng_seed, group, of_kernel=fault)
@@ -238,6 +247,10 @@ class Silence:
             tally.near_ties_by_control[control] += 1
             if len(tally.near_ties_shown) < MOST_SHOWN:
                 tally.near_ties_shown.append(loud)
+        elif own_tolerance_only(verdict, self.seed):
+            tally.over_tolerance += 1
+            if len(tally.over_tolerance_shown) < MOST_SHOWN:
+                tally.over_tolerance_shown.append(loud)
         elif group and not of_kernel:
             tally.reference_faults += 1
             tally.reference_faults_by_group[group] += 1
@@ -266,6 +279,13 @@ def reference_is_wrong(verdict: Verdict) -> bool:
     shapes and integers the judge's word is not enough, because its noise is what the controls are to measure.
     """
     return verdict.blame is Blame.REFERENCE and _faults(verdict) == {Kind.NONFINITE}
+
+
+def own_tolerance_only(verdict: Verdict, seed: Seed) -> bool:
+    """Whether the judge calls all that differs noise, and blames nobody, but the seed's own tolerance forbids it."""
+    return seed.tolerance is not None and all(
+        difference.kind is Kind.VALUE and difference.blame is Blame.NEITHER for difference in verdict.differences
+    )
 
 
 def _faults(verdict: Verdict) -> set[Kind]:

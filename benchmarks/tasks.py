@@ -63,10 +63,15 @@ class Task:
 
 @dataclass
 class Found:
-    """What the tasks found, by key, and which did not end; `machine` and `versions` are those of the last run."""
+    """What the tasks found, by key, and which did not end; `machine` and `versions` are those of the last run.
+
+    `skipped`: seeds that could not run there, with the reason. `unfinished`: how many tasks the budget left undone.
+    """
 
     tasks: dict[str, Any] = field(default_factory=dict)
     died: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unfinished: int = 0
     machine: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -78,6 +83,9 @@ class Found:
     def write(self, path: Path) -> None:
         write_atomically(path, json.dumps(vars(self)).encode())
 
+    def _has(self, seed: str) -> bool:
+        return any(key.split("/")[1] == seed for key in self.tasks)
+
     def merge(self, other: Found) -> None:
         """Take the tasks of `other`; of one that both have, the one with more executions, or else the later one."""
         for key, result in other.tasks.items():
@@ -85,6 +93,8 @@ class Found:
             if mine is None or result.get("executions", 0) >= mine.get("executions", 0):
                 self.tasks[key] = result
         self.died += [line for line in other.died if line not in self.died]
+        self.unfinished += other.unfinished
+        self.skipped = {name: why for name, why in (self.skipped | other.skipped).items() if not self._has(name)}
         self.machine, self.versions = self.machine or other.machine, self.versions or other.versions
         self.seconds += other.seconds
 
@@ -198,6 +208,7 @@ def run_tasks(
             threads.shutdown(wait=False, cancel_futures=True)
         finally:
             processes.close()
+            found.unfinished = sum(not _whole(found.tasks.get(task.key), task) for task in tasks)
 
 
 def _keep(task: Task, future: Future[dict[str, Any] | None], found: Found, state: Path | None) -> None:

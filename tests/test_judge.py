@@ -468,6 +468,13 @@ def test_without_float64_nobody_is_blamed_and_a_note_says_so() -> None:
     assert found.notes == ["no float64 answer: the oracle gave none"]
 
 
+def test_where_no_run_is_finite_nobody_is_blamed_and_a_note_says_so() -> None:
+    oracle = answer(ONES, ONES.double(), [ONES * math.nan] * 8)
+    found = judged({"$": ONES}, {"$": ONES + 50 * STEP}, oracle, oracle)
+    assert [d.blame for d in found.standing] == [Blame.UNKNOWN]
+    assert found.notes == ["no run under random rounding is finite at $: its noise is not known"]
+
+
 def test_over_the_seeds_own_tolerance_rounding_stands_with_nobody_to_blame() -> None:
     oracle = answer(ONES, ONES.double(), [ONES + STEP, ONES - STEP])
     found = judged({"$": ONES}, {"$": ONES + STEP}, oracle, oracle, own_tolerance=True)

@@ -87,6 +87,14 @@ def test_an_exact_input_stays_and_the_results_computed_from_it_move(tmp_path: Pa
     assert 0 < float(floor.max()) < 1e-5
 
 
+def test_an_exponent_of_two_stays_two(tmp_path: Path) -> None:
+    two = helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.float32(2)))
+    squares = oracle_of(file_of(tmp_path, [two, PRODUCT[0], helper.make_node("Pow", ["h", "two"], ["y"])]))
+    answer = asked(squares)
+    assert bool((X @ WEIGHT < 0).any())
+    assert all(isinstance(run[".y"], Tensor) and bool(run[".y"].isfinite().all()) for run in answer.draws)
+
+
 def test_a_cast_to_half_still_rounds_and_one_to_float_does_not(tmp_path: Path) -> None:
     casts = [("x", "h", TensorProto.FLOAT16), ("h", "y", TensorProto.FLOAT)]
     nodes = [helper.make_node("Cast", [a], [b], to=to) for a, b, to in casts]

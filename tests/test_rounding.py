@@ -211,6 +211,28 @@ def test_in_place_operators_change_their_operand() -> None:
     assert len({tuple(run.tolist()) for run in runs(function, x)}) > 1
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda to, x: to.index_add_(0, torch.tensor([0, 1, 1]), x),
+        lambda to, x: to.scatter_add_(0, torch.tensor([0, 1, 1]), x),
+        lambda to, x: torch.mv(torch.eye(4)[:, :3], x, out=to),
+        lambda to, x: torch.cumsum(torch.cat([x, x[:1]]), 0, out=to),
+    ],
+)
+def test_what_an_operator_writes_over_its_operand_stays_written(write: Any) -> None:
+    def function(x: Tensor) -> Tensor:
+        to = torch.zeros(4)
+        write(to, x)
+        return to
+
+    x = normal(3)
+    answer = function(x)
+    assert bool(answer.any())
+    for run in runs(function, x):
+        torch.testing.assert_close(run, answer, rtol=1e-6, atol=1e-6)
+
+
 def test_operators_stand_in_one_list_only() -> None:
     for a, b in ((EXACT, MANY_ROUNDINGS), (EXACT, ONE_ROUNDING), (ONE_ROUNDING, MANY_ROUNDINGS)):
         assert not a & b
@@ -288,6 +310,26 @@ class Counter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return x @ self.weight + x @ self.tied
+
+
+class Squares(nn.Module):
+    """By an exponent that is a buffer, as ONNX files have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("exponent", torch.tensor(2.0))
+        self.register_buffer("mean", torch.tensor([0.1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) ** self.exponent
+
+
+def test_buffers_of_whole_numbers_do_not_move() -> None:
+    x = torch.linspace(-2, 2, 9)
+    answer = ask_oracle(Local(seed_for([x]), ORACLE, Squares(), [x]), {"a": x}, rng_seed=1)  # type: ignore[arg-type]
+    moved = torch.stack([draw["$"] for draw in answer.draws])  # type: ignore[misc]
+    assert bool(moved.isfinite().all())
+    assert bool((moved != answer.plain["$"]).any())
 
 
 def test_the_oracle_leaves_parameters_inputs_and_default_dtype_as_they_were() -> None:

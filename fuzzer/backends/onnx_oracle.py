@@ -50,7 +50,8 @@ class OnnxNodes(nn.Module):
         self._fed = feeds(input_names(proto), list(inputs), by_position=True)
         self._inputs = list(inputs)
         self._move: Move | None = None
-        self._fixed: frozenset[str] = frozenset()
+        self._whole = _whole_constants(proto.graph)
+        self._fixed = self._whole
         self._evaluator.rt_nodes_ = [_Moving(node, self._moved) for node in self._evaluator.rt_nodes_]
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
@@ -63,9 +64,12 @@ class OnnxNodes(nn.Module):
 
     @contextmanager
     def moving(self, move: Move, exact: Collection[str] = ()) -> Iterator[None]:
-        """Within, the float operands and results of each node that rounds are moved, but for the inputs in `exact`."""
+        """Within, the float operands and results of each node that rounds are moved.
+
+        But for the inputs in `exact`, and for constants of whole numbers: an exponent of 2 is no measured value.
+        """
         self._move = move
-        self._fixed = frozenset(name for name, source in self._fed.items() if source in exact)
+        self._fixed = self._whole | {name for name, source in self._fed.items() if source in exact}
         try:
             yield
         finally:
@@ -99,6 +103,18 @@ class _Moving:
             return found
         found = self._node.run(*self._moved(self._node.input, args), **kwargs)
         return self._moved(list(self._node.output)[: len(found)], found)
+
+
+def _whole_constants(graph: onnx.GraphProto) -> frozenset[str]:
+    """The names of the graph's constants and initializers that hold whole numbers alone."""
+    from onnx import numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors |= {node.output[0]: at.t for at in node.attribute if at.name == "value"}  # noqa: B035
+    values = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    return frozenset(name for name, x in values.items() if x.dtype in _FLOATS and bool(np.all(x == np.round(x))))
 
 
 def widened(proto: onnx.ModelProto) -> onnx.ModelProto:

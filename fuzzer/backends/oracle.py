@@ -95,13 +95,15 @@ class Oracle(Backend):
     ) -> tuple[Any, RandomRounding]:
         """One run under random rounding, and the mode that tells what was seen in it.
 
-        `state` has the module's tensors, which are moved and stay so, each with a copy of what it was.
+        `state` has the module's tensors, which are moved and stay so, each with a copy of what it was. Buffers of whole
+        numbers stay: an exponent of 2 or a scale of 4 is no measured value, and 2.0000002 has no answer for −1.
         """
         rounding = RandomRounding(1 + draw, int(variant["amplitude"]), move_zeros=bool(variant.get("decide")))
         inputs = {name: tensor if name in exact else rounding.move(tensor) for name, tensor in _copies(sample).items()}
         for value, before in state:
             value.data.copy_(before)
-            rounding.move_in_place(value.data)
+            if isinstance(value, nn.Parameter) or not _whole(before):
+                rounding.move_in_place(value.data)
         moving = self._module.moving(rounding.move, exact) if isinstance(self._module, OnnxNodes) else nullcontext()
         with rounding, moving:
             output = map_tensors(self._call(self._module, inputs), lambda tensor: tensor.detach().clone())
@@ -120,6 +122,10 @@ def _copies(sample: Sample) -> dict[str, Tensor]:
 def _state(module: nn.Module) -> list[Tensor]:
     """Parameters and buffers, each once."""
     return [*module.parameters(), *module.buffers()]
+
+
+def _whole(value: Tensor) -> bool:
+    return bool((value == value.round()).all()) if value.is_floating_point() else not value.is_complex()
 
 
 def _seed(rng_seed: int) -> None:

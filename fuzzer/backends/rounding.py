@@ -117,7 +117,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.narrow |= kwargs.get("dtype") in _NARROW
             return func(*args, **kwargs)
         if name in MANY_ROUNDINGS:
-            args, kwargs = each_tensor(self.move, args), each_tensor(self.move, kwargs)
+            args, kwargs = self._moved_operands(func, args, kwargs)
             args = _reordered(name, args, self._generator)
         placed = PLACED.get(func)
         result = func(*args, **kwargs) if placed is None else placed(self.move, *args, **kwargs)
@@ -127,6 +127,15 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result.copy_(self._rounded(name, args, kwargs, func, result))
             return result
         return each_tensor(lambda x: self._rounded(name, args, kwargs, func, x) if _is_float(x) else x, result)
+
+    def _moved_operands(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The operands moved, but for those that the operator writes to: they must stay the caller's own."""
+        written = {at for at, argument in enumerate(func._schema.arguments) if argument.is_write}
+        names = {func._schema.arguments[at].name for at in written}
+        moved = tuple(x if at in written else each_tensor(self.move, x) for at, x in enumerate(args))
+        return moved, {name: x if name in names else each_tensor(self.move, x) for name, x in kwargs.items()}
 
     def _rounded(self, name: str, args: Any, kwargs: Any, func: Any, result: Tensor) -> Tensor:
         moved: Tensor = self.move(result)

@@ -20,7 +20,7 @@ from torch import Tensor
 from fuzzer.trees import Leaf, Leaves
 from fuzzer.verify.compare import Comparison
 from fuzzer.verify.flips import JUMPING_SHARE, integers_flip, jumps, rows_move, takes_an_alternative
-from fuzzer.verify.noise import OracleAnswer, draws_of, growth, is_float, noise_floor, real, row_noise
+from fuzzer.verify.noise import OracleAnswer, draws_of, growth, is_float, noise_floor, real, row_noise, unmeasured
 from fuzzer.verify.ulp import FORMATS, ulp
 from fuzzer.verify.verdict import Blame, Difference, Kind
 
@@ -83,6 +83,8 @@ def judge(
             floor = noise_floor(path, oracle)
             if floor is not None:
                 found.floors[path] = floor
+            if unmeasured(path, oracle):
+                found.notes.append(f"no run under random rounding is finite at {path}: its noise is not known")
     for difference in comparison.differences:
         judged = case.judge(difference, comparison, found)
         (found.rounding if judged is None else found.standing).append(judged or difference)
@@ -142,9 +144,10 @@ class _Case:
         self, difference: Difference, over: Tensor, gap: Tensor, d_r: Tensor, d_t: Tensor, floor: Tensor
     ) -> Difference:
         path = difference.path
-        if self._hangs_on_a_decision(path, over, floor):
+        known = not unmeasured(path, self.oracle)
+        if known and self._hangs_on_a_decision(path, over, floor):
             return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
-        if bool(torch.isnan(d_t).all()):
+        if bool(torch.isnan(d_t).all()) or not known:
             blame = Blame.UNKNOWN
         else:
             blame = _blame(bool((d_t[over] > self.threshold).any()), bool((d_r[over] > self.threshold).any()))

@@ -82,6 +82,15 @@ def noise_floor(path: str, oracle: OracleAnswer) -> Tensor | None:
     return moved.clamp(min=float(least))
 
 
+def unmeasured(path: str, oracle: OracleAnswer) -> bool:
+    """Whether the plain answer is finite somewhere in a leaf and no run is: its noise is then not known."""
+    p = real(oracle.plain, path)
+    if p is None or not bool(torch.isfinite(p).any()):
+        return False
+    runs = [run for run in (real(draw, path) for draw in oracle.draws) if run is not None and run.numel()]
+    return bool(runs) and not any(bool(torch.isfinite(run).any()) for run in runs)
+
+
 def draws_of(path: str, oracle: OracleAnswer) -> list[Tensor]:
     """The leaf in each run in which it has the shape it has in the plain one."""
     p = real(oracle.plain, path)

@@ -1,0 +1,89 @@
+"""The yardstick of the controls, and what they count, where seeds have their own tolerance or cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import controls
+from benchmarks.harmless import rounding_once
+from benchmarks.lossy import lost_by
+from benchmarks.silence import Tally, own_tolerance_only
+from benchmarks.tasks import Found
+from fuzzer.seeds import Seed, Tolerance
+from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
+
+torch.set_num_threads(1)
+
+
+def in_place(sample: Any) -> Any:
+    value = sample["x"].clone()
+    value.exp_()
+    return value
+
+
+def test_the_yardstick_rounds_what_is_written_in_place_once() -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 20
+    assert torch.equal(rounding_once(in_place)({"x": x}), x.double().exp().float())
+    assert torch.equal(x, torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 20)
+    assert lost_by(in_place, {"x": x}) is None
+
+
+def test_an_operator_that_loses_while_it_writes_in_place_is_told() -> None:
+    small, large = torch.full((3,), 1e-20), torch.full((3,), 1e30)
+
+    def product(sample: Any) -> Any:
+        return sample["x"].clone().addcmul_(small, large, value=1e-30)  # 1e-30 · 1e-20 is 0 in float32
+
+    loss = lost_by(product, {"x": torch.zeros(3)})
+    assert loss is not None
+    assert loss.operator == "addcmul_"
+    assert torch.equal(rounding_once(product)({"x": torch.zeros(3)}), torch.full((3,), 1e-20))
+
+
+def seed_with(tolerance: Tolerance | None) -> Seed:
+    model = {"source": "builder", "builder": "nets:Net"}
+    inputs = {"x": {"kind": "floats", "shape": [3]}}
+    return Seed.model_validate({"name": "s", "model": model, "inputs": inputs, "tolerance": tolerance})
+
+
+@pytest.mark.parametrize(
+    ("kind", "blame", "tolerance", "counts"),
+    [
+        (Kind.VALUE, Blame.NEITHER, Tolerance(atol=1e-5), True),
+        (Kind.VALUE, Blame.NEITHER, None, False),
+        (Kind.VALUE, Blame.TARGET, Tolerance(atol=1e-5), False),
+        (Kind.VALUE, Blame.UNKNOWN, Tolerance(atol=1e-5), False),
+        (Kind.NONFINITE, Blame.NEITHER, Tolerance(atol=1e-5), False),
+    ],
+)
+def test_only_noise_over_the_seeds_own_tolerance_counts_as_that(
+    kind: Kind, blame: Blame, tolerance: Tolerance | None, counts: bool
+) -> None:
+    verdict = Verdict(Outcome.MISMATCH, differences=[Difference("$", kind, "", blame=blame)])
+    assert own_tolerance_only(verdict, seed_with(tolerance)) == counts
+
+
+def test_a_seed_whose_package_is_missing_is_left_out_with_a_line(tmp_path: Path) -> None:
+    text = """
+    model: {source: builder, builder: "nets:Net", weights: "package:no_such_package/weights.pt"}
+    inputs: {x: {kind: floats, shape: [3]}}
+    """
+    (tmp_path / "lacking.yaml").write_text(text)
+    arguments = ["--json", "--seeds", str(tmp_path), "--no-ill-conditioned", "--no-given", "--no-timings"]
+    done = CliRunner().invoke(controls.main, [*arguments, "--draws", "0"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("lacking: left out: the package no_such_package is not installed")
+    told = json.loads(done.stdout)
+    assert (list(told["skipped"]), told["unfinished"], told["executions"]) == (["lacking"], 0, 0)
+
+
+def test_merging_forgets_a_seed_that_one_machine_lacked_and_another_ran() -> None:
+    found = Found({}, skipped={"a": "no package", "b": "no package"})
+    found.merge(Found({"controls/a/0/0": Tally("a", executions=3).to_json()}))
+    assert found.skipped == {"b": "no package"}
