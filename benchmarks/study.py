@@ -4,8 +4,8 @@
 weights, and prints what became of it. The file of `--out` is written after each model; models that it has already, with
 as many executions, are not run again. `--write DIR` writes the seeds and runs nothing. `--group I/N` takes the I-th of
 N groups that take about as long as each other, to run side by side; `--merge A.json B.json --out WHOLE.json`
-joins what they wrote, and `--table` puts it into docs/study.md. The nineteenth model, YOLOv5n, is a repository's: it
-runs where `--yolov5 CHECKOUT` says where that is.
+joins what they wrote, and `--table` puts it into docs/study.md. The nineteenth model, YOLOv5n, comes with no
+library: it runs where `--yolov5 FOLDER` says where a checkout of its repository is, or its package.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ def _merge(parts: tuple[Path, ...], out: Path) -> None:
 @click.option("--backend", "targets", multiple=True, help="Compare these instead of each model's own; repeatable.")
 @click.option("--budget", type=float, help="Seconds for each model. [default: none]")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Keep results here, model by model.")
-@click.option("--yolov5", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A checkout of YOLOv5.")
+@click.option(
+    "--yolov5",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A checkout of YOLOv5, or a folder with its package.",
+)
 @click.option("--write", type=click.Path(path_type=Path, file_okay=False), help="Write the seeds into this folder.")
 @click.option("--group", "part", metavar="I/N", help="The I-th of N groups that take about as long as each other.")
 @click.option("--merge", is_flag=True, help="Join the results PARTS into --out, and run nothing.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzer.seeds import Seed
+from fuzzer.seeds.libraries import detector_args
 
 #: What each kind of model is compared on by default: what takes it in reasonable time on a CPU.
 TARGETS = {
@@ -45,6 +46,7 @@ class StudyModel:
     def seed(self, targets: tuple[str, ...] = ()) -> Seed:
         """Its seed, compared on `targets`, or on those of its task."""
         side, detector = self.pixels, self.task == "detection"
+        args = detector_args(self.short, None if self.short.startswith("ssd") else side) if detector else self.args
         image: dict[str, Any] = {"kind": "image", "range": [0, 1]}
         # Detectors normalise by themselves.
         image |= {"shape": [3, side, side]} if detector else {"shape": [1, 3, side, side], "mean": _MEAN, "std": _STD}
@@ -55,22 +57,19 @@ class StudyModel:
                 "model": {
                     "source": "library",
                     "name": self.name,
-                    "args": self.args,
-                    "weights": {"kind": "calibrated", "seed": 0},
+                    "args": args,
+                    "weights": {"kind": "calibrated", "seed": 0} | ({"noise": True} if detector else {}),
                 },
                 "inputs": {"image": image},
                 "call": [["image"]] if detector else None,
                 "task": {"kind": self.task, "outputs": _OUTPUTS[self.task]},
                 "backends": list(targets or TARGETS[self.task]),
-                # In an image with NaN or far out of range a detector finds nothing, and nothing is compared.
+                # In an image with NaN a detector finds nothing, and nothing is compared.
                 "allow": {"nonfinite": False, "beyond_range": False} if detector else {},
             }
         )
 
 
-_SMALL = {"min_size": 128, "max_size": 128}
-_LOW = {"score_thresh": 0.02, "topk_candidates": 50}
-_FEW_BOXES = {"box_detections_per_img": 50, "rpn_pre_nms_top_n_test": 200, "rpn_post_nms_top_n_test": 100}
 #: Eighteen of the nineteen; small and quick ones first.
 MODELS = (
     StudyModel("squeezenet1_1", cost=20),
@@ -87,11 +86,10 @@ MODELS = (
     StudyModel("segmentation.lraspp_mobilenet_v3_large", cost=28),
     StudyModel("segmentation.deeplabv3_resnet50", cost=65),
     StudyModel("segmentation.fcn_resnet50", cost=60),
-    # Thresholds below what calibrated heads answer to any image: a list without boxes would compare nothing.
-    StudyModel("detection.ssdlite320_mobilenet_v3_large", 320, _LOW | {"detections_per_img": 50}, cost=55),
-    StudyModel("detection.retinanet_resnet50_fpn_v2", 128, _SMALL | _LOW | {"detections_per_img": 50}, cost=85),
-    StudyModel("detection.fasterrcnn_resnet50_fpn", 128, _SMALL | {"box_score_thresh": 0.02, **_FEW_BOXES}, cost=90),
-    StudyModel("detection.ssd300_vgg16", 300, _LOW | {"detections_per_img": 50}, cost=190),
+    StudyModel("detection.ssdlite320_mobilenet_v3_large", 320, cost=55),
+    StudyModel("detection.retinanet_resnet50_fpn_v2", 128, cost=85),
+    StudyModel("detection.fasterrcnn_resnet50_fpn", 128, cost=90),
+    StudyModel("detection.ssd300_vgg16", 300, cost=190),
 )
 
 
@@ -103,17 +101,21 @@ def group(i: int, n: int) -> list[StudyModel]:
     return groups[i - 1]
 
 
-def yolov5n(checkout: Path, targets: tuple[str, ...] = ()) -> Seed:
-    """The nineteenth, a repository's own class, from a checkout of it: it comes with no library."""
+def yolov5n(folder: Path, targets: tuple[str, ...] = ()) -> Seed:
+    """The nineteenth, which comes with no library: from a checkout of its repository, or a folder with its package.
+
+    The package is `yolov5` with what it imports, installed by `pip install --target`.
+    """
+    package = "yolov5" if (folder / "yolov5" / "models" / "yolo.py").is_file() else ""
     return Seed.model_validate(
         {
             "name": "yolov5n",
             "about": "the study's YOLOv5n at 64 pixels, calibrated weights",
             "model": {
                 "source": "repo",
-                "path": str(checkout.resolve()),
-                "builder": "models.yolo:DetectionModel",
-                "args": {"cfg": "models/yolov5n.yaml"},
+                "path": str(folder.resolve()),
+                "builder": f"{package}.models.yolo:DetectionModel".lstrip("."),
+                "args": {"cfg": f"{package}/models/yolov5n.yaml".lstrip("/")},
                 "weights": {"kind": "calibrated", "seed": 0},
             },
             "inputs": {"image": {"kind": "image", "shape": [1, 3, 64, 64], "range": [0, 1]}},

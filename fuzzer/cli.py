@@ -72,7 +72,7 @@ def run(names: tuple[str, ...], inputs: tuple[str, ...], as_json: bool, cache: P
     """Fuzz seeds or models.
 
     PATHS are seeds, folders of them (default: seeds/), or names of models. A model is named torchvision:NAME,
-    package.module:callable, FILE.py:callable or FILE.onnx; a seed is made for it.
+    timm:NAME, transformers:NAME, package.module:callable, FILE.py:callable or FILE.onnx; a seed is made for it.
     """
     from fuzzer.campaign import Campaign, Options
     from fuzzer.campaign.stages import with_stages

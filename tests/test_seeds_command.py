@@ -54,6 +54,10 @@ class Constant(nn.Module):
         return torch.zeros(3)
 
 
+class Five(Constant):
+    example_inputs = 5
+
+
 class Slow(nn.Module):
     """Takes its time where it is the target: when it is built there, after two others were."""
 
@@ -162,6 +166,10 @@ def test_an_onnx_file_alone_is_fuzzed_with_one_line(tmp_path: Path, cache: Path)
         (["theirs.nets:dies"], ["its process ended with status 7"]),
         (["theirs.nets:Bare"], ["forward takes x, mask", "--input x=1x3x64x64"]),
         (["theirs.nets:Bare", "--input", "x=2"], ["forward takes x, mask", "only x"]),
+        (
+            ["theirs.nets:Five"],
+            ["theirs.nets:Five: `example_inputs` is 5; expected a tensor, a list of tensors, a mapping"],
+        ),
         (["theirs.nets:Net", "--input", "x=2xb"], ["'2xb' is no shape"]),
         (["gone.onnx"], ["gone.onnx", "No such file"]),
         (["theirs", "--input", "x=2"], ["--input", "goes with the name of a model"]),
@@ -299,3 +307,5 @@ def test_the_command_exits_with_one_where_a_seed_cannot_be_fuzzed(project: Path,
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"]) == (1, False)
     assert {each["seed"]: each["fuzzable"] for each in found["seeds"]} == {"Constant": False, "OnTarget": True}
+    assert "1 of 2: Constant: cannot be fuzzed" in done.stderr
+    assert "2 of 2: OnTarget: can be fuzzed" in done.stderr

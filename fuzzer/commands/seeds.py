@@ -69,8 +69,9 @@ def list_seeds(paths: tuple[Path, ...], as_json: bool) -> None:
 def new(spec: str, inputs: tuple[str, ...], out: Path | None) -> None:
     """Write a seed for the model SPEC, with comments.
 
-    SPEC is torchvision:NAME, package.module:callable, FILE.py:callable or FILE.onnx; or a seed file, of the study's
-    format too. A file is for its place: relative paths in it start from its folder, on standard output from this one.
+    SPEC is torchvision:NAME, timm:NAME, transformers:NAME, package.module:callable, FILE.py:callable or FILE.onnx; or a
+    seed file, of the study's format too. A file is for its place: relative paths in it start from its folder, on
+    standard output from this one.
     """
     from fuzzer.files import write_atomically
     from fuzzer.models.named import seeds_named
@@ -146,10 +147,13 @@ def check(
     place = cache_folder(cache)
     where = surroundings(place)
     results = []
-    for seed in sorted(with_stages(found, place), key=size):
+    whole = sorted(with_stages(found, place), key=size)
+    for number, seed in enumerate(whole, start=1):
         result = checked(seed, where, deadline, backends=backends, say=_Progress(seed.name))
         results.append(result)
-        if not as_json:
+        if as_json:  # standard output is for the object, which comes last
+            click.echo(f"{time.strftime('%H:%M:%S')} {number} of {len(whole)}: {lines(result)[0]}", err=True)
+        else:
             click.echo("\n".join(lines(result)))
     if as_json:
         echo_json({"seeds": [each.to_json() for each in results], "ok": all(each.fuzzable for each in results)})

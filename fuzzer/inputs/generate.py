@@ -124,6 +124,11 @@ def _image(spec: InputSpec, shape: Shape, generator: Generator) -> Tensor:
     return finish_image(spec, content)
 
 
+def noise(spec: InputSpec, shape: Shape, generator: Generator) -> Tensor:
+    """An image of `shape` without structure: uniform over the spec's range, in its dtype, normalised."""
+    return finish_image(spec, _uniform(shape, generator))
+
+
 def finish_image(spec: InputSpec, content: Tensor) -> Tensor:
     """`content` (float64 in [0, 1], (..., C, H, W) or (H, W)) in the spec's range and dtype, normalised."""
     dtype = DTYPES[spec.dtype_name]

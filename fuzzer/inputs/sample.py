@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fuzzer.errors import InputError
-from fuzzer.inputs.generate import generate
+from fuzzer.inputs.generate import generate, noise
 from fuzzer.inputs.read import IMAGES, read_input
 from fuzzer.seeds.schema import InputSpec, Seed
 
@@ -38,6 +38,15 @@ def sample_with_dims(seed: Seed, draw: int, dims: Mapping[str, int]) -> dict[str
             raise InputError(f"dimension {name!r} cannot be {size}")
     sizes = {name: dim.size for name, dim in seed.dims.items()}
     return {name: _input(seed, name, draw, sizes, {**sizes, **dims}) for name in seed.inputs}
+
+
+def noise_sample(seed: Seed, draw: int) -> dict[str, Tensor]:
+    """The `draw`-th base input with noise, uniform over the range, in the place of each image. Raises InputError."""
+    sample = base_sample(seed, draw)
+    for name, spec in seed.inputs.items():
+        if spec.kind == "image":
+            sample[name] = noise(spec, sample[name].shape, _generator(f"noise {name}", spec, draw)).contiguous()
+    return sample
 
 
 def _input(seed: Seed, name: str, draw: int, usual: Mapping[str, int], sizes: Mapping[str, int]) -> Tensor:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fuzzer.errors import ModelError
 from fuzzer.files import write_atomically
-from fuzzer.inputs import base_sample
+from fuzzer.inputs import base_sample, noise_sample
 from fuzzer.models.calibrate import calibrate
 from fuzzer.models.checkpoint import load_weights, read_checkpoint
 from fuzzer.models.contain import contained
@@ -115,7 +116,8 @@ def _calibrate(model: Model) -> None:
 
 
 def _samples(seed: Seed) -> list[dict[str, Tensor]]:
-    return [base_sample(seed, draw) for draw in range(DRAWS)]
+    noise = [noise_sample(seed, DRAWS)] if seed.model.weights.noise else []
+    return [*(base_sample(seed, draw) for draw in range(DRAWS)), *noise]
 
 
 def _calibrate_once(model: Model, cache: Path) -> None:
@@ -140,7 +142,7 @@ def _key(model: Model) -> str:
     assert model.module is not None
     seed = model.seed
     parts: Sequence[str] = [
-        json.dumps(seed.model_dump(mode="json", include={"model", "call"}), sort_keys=True),
+        json.dumps(_describes(seed), sort_keys=True),
         weights_hash(model.module),
         *(content_hash(sample) for sample in _samples(seed)),
         *code_hashes(seed),
@@ -149,6 +151,13 @@ def _key(model: Model) -> str:
         library_version(seed),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _describes(seed: Seed) -> dict[str, Any]:
+    """The seed's model and call as JSON values; without `noise`, which the samples tell."""
+    found: dict[str, Any] = seed.model_dump(mode="json", include={"model", "call"})
+    del found["model"]["weights"]["noise"]
+    return found
 
 
 def code_hashes(seed: Seed) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fuzzer.errors import ModelError
 from fuzzer.seeds.given import Example, Offer
+from fuzzer.seeds.problems import shown
 
 #: Seconds of wall time for importing a user's code and building its module twice.
 DEADLINE_S = 300.0
@@ -62,7 +63,7 @@ def offer_of(builder: str, folder: Path) -> Offer:
     module, other = built(0), built(1)
     with contained(builder, near=folder):
         arguments, needed = _arguments(module)
-        examples, by_name = _examples(_offered(module, builder), arguments)
+        examples, by_name = _examples(builder, _offered(module, builder), arguments)
         return Offer(arguments, needed, examples, _mostly_equal(module, other), by_name)
 
 
@@ -86,19 +87,26 @@ def _offered(module: nn.Module, builder: str) -> Any:
     return found() if callable(found) else found
 
 
-def _examples(offered: Any, arguments: list[str]) -> tuple[list[Example], bool]:
-    """Examples in the order of forward's arguments, and whether they must be given by name."""
+def _examples(builder: str, offered: Any, arguments: list[str]) -> tuple[list[Example], bool]:
+    """Examples in the order of forward's arguments, and whether they must be given by name. Raises ModelError."""
     if offered is None:
         return [], False
     if isinstance(offered, Mapping):
         named = dict(offered)
     else:
+        if not isinstance(offered, Iterable):
+            raise ModelError(
+                f"{builder}: `{ATTRIBUTE}` is {shown(offered)}; expected a tensor, a list of tensors, a mapping "
+                "of names to tensors, or a function that returns one of these"
+            )
         values = [offered] if isinstance(offered, Tensor) else list(offered)
         names = [*arguments, *(f"x{i}" for i in range(len(arguments), len(values)))]
         named = dict(zip(names, values, strict=False))
     for name, value in named.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{ATTRIBUTE}: {name} is a {type(value).__name__}, not a tensor; write a seed with `call`")
+            raise ModelError(
+                f"{builder}: {ATTRIBUTE}: {name} is a {type(value).__name__}, not a tensor; write a seed with `call`"
+            )
     by_name = isinstance(offered, Mapping) and list(named) != arguments[: len(named)]
     return [_example(name, value.detach()) for name, value in named.items()], by_name
 

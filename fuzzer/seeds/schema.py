@@ -55,12 +55,15 @@ class Weights(Strict):
     default: what the source's own loader gives (torchvision's pretrained download, a builder's own initialisation).
     random: the constructor's random initialisation, seeded. calibrated: random, made non-degenerate (`fuzzer.models`).
     file: a safetensors file, or a checkpoint read with `weights_only=True`.
+    noise (calibrated): calibration also sees images of noise, whose features are many times as large as those of smooth
+    ones; a model that ends in softmax or sigmoid would answer 0 and 1 to them.
     A lone word is the kind; any other lone text is the file.
     """
 
     kind: WeightsKind = "default"
     file: str | None = None
     seed: int = 0
+    noise: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +76,8 @@ class Weights(Strict):
     def _file_goes_with_its_kind(self) -> Weights:
         if (self.kind == "file") != (self.file is not None):
             raise ValueError("`file` goes with `kind: file` and only with it")
+        if self.noise and self.kind != "calibrated":
+            raise ValueError("`noise` goes with `kind: calibrated` and only with it")
         return self
 
 

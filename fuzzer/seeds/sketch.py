@@ -12,20 +12,16 @@ from pydantic import ValidationError
 from fuzzer.errors import SeedError
 from fuzzer.seeds.checks import check_files
 from fuzzer.seeds.given import EXAMPLE, Offer, example_spec, tensor_spec
+from fuzzer.seeds.libraries import LIBRARIES, PIXELS, library_seed
 from fuzzer.seeds.packages import placed
-from fuzzer.seeds.problems import did_you_mean, explain
+from fuzzer.seeds.problems import explain
 from fuzzer.seeds.schema import Seed
 
 #: The ways to name a model, for messages.
-FORMS = "torchvision:NAME, package.module:callable, FILE.py:callable, or FILE.onnx"
-#: Pixels a side of a guessed image; models that take one size only get theirs.
-PIXELS = 64
-_FIXED_PIXELS = (("vit_", 224), ("maxvit", 224), ("inception", 299), ("ssd300", 300), ("ssdlite320", 320))
-_DETECTOR_PIXELS = 128
+FORMS = "torchvision:NAME, timm:NAME, transformers:NAME, package.module:callable, FILE.py:callable, or FILE.onnx"
 #: Size of a dimension of which an ONNX file says nothing.
 _UNKNOWN = 8
 _CALLABLE = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[A-Za-z_][\w.]*)):(?P<name>[A-Za-z_][\w.]*)")
-_MEAN, _STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 _ONNX_DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
     16: "bfloat16",
@@ -38,7 +34,12 @@ Ask = Callable[[str, Path], Offer]
 
 def names_a_model(text: str, base: Path = Path()) -> bool:
     """Whether `text` names a model in one of FORMS, and is not the path of a seed or a folder of seeds."""
-    return text.endswith(".onnx") or (bool(_CALLABLE.fullmatch(text)) and not (base / text).exists())
+    named = bool(_CALLABLE.fullmatch(text)) or _library(text)
+    return text.endswith(".onnx") or (named and not (base / text).exists())
+
+
+def _library(text: str) -> bool:
+    return text.partition(":")[0] in LIBRARIES and ":" in text
 
 
 def sketch(
@@ -60,8 +61,9 @@ def sketch(
     given = {name: _given(each) for name, each in (inputs or {}).items()}
     if spec.endswith(".onnx"):
         data = _others(spec, _onnx(spec, base), given)
-    elif spec.startswith("torchvision:"):
-        data = _others(spec, _torchvision(spec.removeprefix("torchvision:")), given)
+    elif _library(spec):
+        data = _others(spec, library_seed(spec), given)
+        data["name"] = _name(data["name"])
     elif found := _CALLABLE.fullmatch(spec):
         data = _builder(spec, found, base, given, ask)
     else:
@@ -86,51 +88,6 @@ def _others(spec: str, data: dict[str, Any], given: Mapping[str, dict[str, Any]]
         used = {size for each in data["inputs"].values() for size in each["shape"]}
         data["dims"] = {name: dim for name, dim in data["dims"].items() if name in used}
     return data
-
-
-def _torchvision(name: str) -> dict[str, Any]:
-    family, plain = _family(name), name.rpartition(".")[2]
-    pixels = next((size for start, size in _FIXED_PIXELS if plain.startswith(start)), None)
-    args: dict[str, Any] = {}
-    image: dict[str, Any] = {"kind": "image", "range": [0, 1]}
-    if family == "detection":
-        side = pixels or _DETECTOR_PIXELS
-        args = {} if pixels else {"min_size": side, "max_size": side}
-        image["shape"] = [3, side, side]
-    else:
-        image |= {"shape": [1, 3, pixels or PIXELS, pixels or PIXELS], "mean": _MEAN, "std": _STD}
-    outputs = {
-        "classification": {"logits": "$"},
-        "segmentation": {"logits": ".out"},
-        "detection": {"boxes": "[0].boxes", "scores": "[0].scores", "labels": "[0].labels"},
-    }[family]
-    return {
-        "name": _name(plain),
-        "about": f"torchvision's {name}, calibrated weights",
-        "model": {"source": "library", "name": name, "args": args, "weights": "calibrated"},
-        "inputs": {"image": image},
-        "call": [["image"]] if family == "detection" else None,
-        "task": {"kind": family, "outputs": outputs},
-    }
-
-
-def _family(name: str) -> str:
-    """What a torchvision model is for, by the module that has it. Raises SeedError for other families and no model."""
-    from torchvision import models  # takes a second: only where one is asked for
-
-    plain = name.rpartition(".")[2]
-    known: list[str] = []
-    for family, module in (
-        ("classification", models),
-        ("segmentation", models.segmentation),
-        ("detection", models.detection),
-    ):
-        names = [each for each in models.list_models(module=module) if "keypoint" not in each]
-        if plain in names:
-            return family
-        known += names
-    hint = did_you_mean(plain, known) or "write a seed for it"
-    raise SeedError([f"torchvision:{name}: no classifier, segmenter or detector of torchvision; {hint}"])
 
 
 def _builder(
