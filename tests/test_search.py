@@ -18,6 +18,7 @@ from fuzzer.backends.margins import margin_of
 from fuzzer.backends.session import Answer
 from fuzzer.backends.watch import Watch, watchable
 from fuzzer.campaign import corpus
+from fuzzer.campaign.blocks import Blocks
 from fuzzer.campaign.energy import Memory
 from fuzzer.campaign.features import features
 from fuzzer.campaign.minimize import Entry, cover, minimize
@@ -70,17 +71,17 @@ def test_a_stream_is_a_function_of_its_seeds_and_answers_and_every_input_fits_th
     assert (other == first) == (name == "seeds"), "base inputs come in one order only"
 
 
-@pytest.mark.parametrize("block", [1, 8])
+@pytest.mark.parametrize("blocks", [Blocks(1), Blocks(8), Blocks(2, 8)], ids=str)
 @pytest.mark.parametrize("cut", [3, 16, 21])
-def test_a_stream_restored_from_a_journal_goes_on_as_if_nothing_had_happened(block: int, cut: int) -> None:
+def test_a_stream_restored_from_a_journal_goes_on_as_if_nothing_had_happened(blocks: Blocks, cut: int) -> None:
     seed = seed_of()
-    whole = Stream(seed, 1, Search.named("full"), block=block)
+    whole = Stream(seed, 1, Search.named("full"), blocks=blocks)
     kept = []
     for index in range(48):
         recipe = whole.recipe(index)
         learnt = whole.taught(index, answer(apply_recipe(seed, recipe)))
         kept.append((recipe, json.loads(json.dumps(learnt.to_json()))))
-    again = Stream(seed, 1, Search.named("full"), block=block)
+    again = Stream(seed, 1, Search.named("full"), blocks=blocks)
     for recipe, learnt in kept[:cut]:
         again.restore(recipe, Learnt.from_json(learnt))
     for index in range(cut, 48):
@@ -90,7 +91,7 @@ def test_a_stream_restored_from_a_journal_goes_on_as_if_nothing_had_happened(blo
 
 def test_inputs_of_one_block_are_made_before_any_of_their_answers_is_known() -> None:
     seed = seed_of()
-    slow, quick = (Stream(seed, 1, Search.named("full"), block=8) for _ in range(2))
+    slow, quick = (Stream(seed, 1, Search.named("full"), blocks=Blocks(8)) for _ in range(2))
     run(quick, 24)
     for start in (0, 8, 16):
         block = [slow.recipe(index) for index in range(start, start + 8)]
@@ -102,7 +103,7 @@ def test_inputs_of_one_block_are_made_before_any_of_their_answers_is_known() -> 
 
 def test_a_block_can_be_made_before_the_one_before_it_has_answered() -> None:
     seed = seed_of()
-    ahead, plain = (Stream(seed, 1, Search.named("full"), block=8) for _ in range(2))
+    ahead, plain = (Stream(seed, 1, Search.named("full"), blocks=Blocks(8)) for _ in range(2))
     run(plain, 32)
     waiting: list[int] = []
     for start in (0, 8, 16, 24):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import psutil
 
@@ -30,8 +30,8 @@ IDLE_FACTOR = 3.0
 LOOK_EVERY_S = 0.2
 #: How long a process may take to exit after its output was closed: torch takes a second to clear up.
 LEAVE_S = 5.0
-#: A request of up to so many bytes fits into an empty pipe (64 KiB on Linux), and so can be written without waiting.
-_ROOM = 32 * 2**10
+#: How many bytes a pipe is asked to hold (64 KiB by default, on Linux): a block of small inputs, or its answers.
+_PIPE = 2**20
 #: Characters of standard error that a Death keeps.
 _WORDS = 2000
 #: Bytes of standard error after which the file is cut: a model may print in a loop.
@@ -104,6 +104,8 @@ class Worker:
         ]
         for thread in self._threads:
             thread.start()
+        # A request of up to so many bytes fits into an empty pipe, and so can be written without waiting.
+        self._room = min(_widened(self._process.stdin), _widened(self._process.stdout)) // 2
         self._limits: Limits | None = None
         self._sent_at = self._looked_at = 0.0
         self._cpu_at_start: float | None = None  # read at the first look: most requests end before it
@@ -135,7 +137,7 @@ class Worker:
         self._sent_at = self._looked_at = self._clock()
         self._cpu_at_start = None
         self.peak_mb = 0
-        if len(start) + len(payload) <= _ROOM and self._process.stdin is not None:
+        if len(start) + len(payload) <= self._room and self._process.stdin is not None:
             # It has read all that it was sent, or it would not have answered: the pipe is empty.
             with contextlib.suppress(OSError, ValueError):  # that it is gone is told by the reader
                 send_frame(cast("BinaryIO", self._process.stdin), start, payload)
@@ -296,6 +298,16 @@ class Worker:
         """The end of standard error; read by position, because the worker shares this file's offset."""
         size = os.fstat(self._stderr.fileno()).st_size
         return (self._earlier_words + os.pread(self._stderr.fileno(), length, max(0, size - length)))[-length:]
+
+
+def _widened(stream: IO[bytes] | None) -> int:
+    """How many bytes a pipe holds, after it was asked to hold `_PIPE`; a user has only so many large ones."""
+    assert stream is not None
+    if not hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux has it
+        return 64 * 2**10
+    with contextlib.suppress(OSError):
+        return fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE)
+    return fcntl.fcntl(stream, fcntl.F_GETPIPE_SZ)
 
 
 def _read(stream: BinaryIO, frames: queue.SimpleQueue[Frame | ProtocolError | None]) -> None:

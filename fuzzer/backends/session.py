@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,16 @@ class Answer:
         if self.death is not None:
             return self.death.message
         return f"{self.failure.type}: {self.failure.message}" if self.failure is not None else ""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One of several samples that are handed over together: its bytes (`fuzzer.tensors.encode`), and how to run it."""
+
+    payload: bytes
+    rng_seed: int = 0
+    check: bool = False
+    inside: bool = False
 
 
 class State(StrEnum):
@@ -190,6 +200,20 @@ class Session:
         limits = Limits(self.seed.deadline_s * (20 if variant or observe else 1), self.seed.memory_mb)
         self._worker.send(header, tensors.encode(sample), limits=limits)
 
+    def begin_all(self, forwards: Sequence[Forward]) -> None:
+        """Hand over several samples in one message, each run by itself; `finish_all` gives the answers.
+
+        For quick ones: they have the deadline of one together.
+        """
+        if self._worker is None or self.state is not State.READY:
+            raise RuntimeError(f"{self.backend} is not ready to run")
+        each = [
+            {"rng_seed": one.rng_seed, "check": one.check, "inside": one.inside, "length": len(one.payload)}
+            for one in forwards
+        ]
+        limits = Limits(self.seed.deadline_s, self.seed.memory_mb)
+        self._worker.send({"do": "runs", "each": each}, b"".join(one.payload for one in forwards), limits=limits)
+
     def answered(self, seconds: float) -> bool:
         """Whether the answer is there, or comes within `seconds`: `finish` then has it at once."""
         assert self._worker is not None
@@ -199,19 +223,44 @@ class Session:
 
     def finish(self) -> Answer:
         """Wait for the answer. After a death the session is idle: prepare it again before the next sample."""
+        reply = self._replied()
+        return Answer(death=reply) if isinstance(reply, Death) else self._answer(reply.header, reply.payload)
+
+    def finish_all(self, count: int) -> list[Answer]:
+        """Wait for the answers to `count` samples handed over together. Of a death it is not known whose it is."""
+        reply = self._replied()
+        if isinstance(reply, Death):
+            return [Answer(death=reply)] * count
+        if reply.failure is not None:
+            return [Answer(failure=reply.failure)] * count
+        try:
+            answers, begin = [], 0
+            for header in reply.header["each"]:
+                end = begin + int(header["length"])
+                answers.append(self._answer(header, reply.payload[begin:end]))
+                begin = end
+            if len(answers) != count:
+                raise ValueError(f"{len(answers)} answers to {count} samples")
+        except (KeyError, TypeError, ValueError) as error:
+            return [Answer(failure=Failure("internal", type(error).__name__, str(error)))] * count
+        return answers
+
+    def _replied(self) -> Frame | Death:
         assert self._worker is not None
         reply, self._reply = self._reply or self._worker.wait(), None
         if isinstance(reply, Death):
             self._died()
-            return Answer(death=reply)
-        self.evidence = reply.header.get("evidence", self.evidence)
-        words = [str(word) for word in reply.header.get("inside", ())]
-        if reply.failure is not None:
-            return Answer(failure=reply.failure, inside=words)
+        return reply
+
+    def _answer(self, header: Mapping[str, Any], payload: bytes) -> Answer:
+        self.evidence = header.get("evidence", self.evidence)
+        words = [str(word) for word in header.get("inside", ())]
+        failure = Frame(dict(header)).failure
+        if failure is not None:
+            return Answer(failure=failure, inside=words)
         try:
-            leaves = unpack_leaves(reply.header["leaves"], reply.payload)
-            changed = list(reply.header["changed"])
-            return Answer(leaves, seconds=float(reply.header["seconds"]), changed=changed, inside=words)
+            leaves = unpack_leaves(header["leaves"], payload)
+            return Answer(leaves, seconds=float(header["seconds"]), changed=list(header["changed"]), inside=words)
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
             return Answer(failure=Failure("internal", type(error).__name__, str(error)))
 

@@ -6,6 +6,7 @@ reference comes from the batch, so a batch is always the same one: the inputs of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,25 +18,43 @@ from fuzzer.seeds import Seed
 
 Sample = Mapping[str, Tensor]
 
+#: Elements of a forward that takes hardly longer than one of a few: so many are put together whatever `max` says.
+SMALL = 2**15
 
-def groups(seed: Seed, samples: Sequence[Sample]) -> list[list[int]]:
+
+def small(seed: Seed) -> bool:
+    """Whether many inputs of a seed's usual sizes fit into one forward."""
+    if seed.independent is None:
+        return False
+    elements = 0
+    for spec in seed.inputs.values():
+        elements += math.prod(side if isinstance(side, int) else seed.dims[side].size for side in spec.shape)
+    return 0 < elements <= SMALL // 16
+
+
+def groups(seed: Seed, samples: Sequence[Sample], small: int = SMALL) -> list[list[int]]:
     """Which of the samples can run together: neighbours or not, of the same sizes but for the independent dimension.
 
-    The sum of their sizes there stays within what the dimension allows. Samples without elements run alone.
+    The sum of their sizes there stays within what the dimension allows, or their elements within `small`. Samples
+    without elements run alone.
     """
     assert seed.independent is not None
-    most = seed.dims[seed.independent].most
+    allowed = seed.dims[seed.independent].most
     found: list[list[int]] = []
     filled: dict[tuple[tuple[int, ...], ...], tuple[list[int], int]] = {}
     for index, sample in enumerate(samples):
         rest = tuple(tuple(tensor.shape[1:]) for tensor in sample.values())
         size = length(sample)
-        group, total = filled.get(rest, ([], most))
-        if not group or total + size > most or size == 0:
+        elements = sum(tensor.numel() for tensor in sample.values())
+        if elements == 0:
+            found.append([index])
+            continue
+        group, total = filled.get(rest, ([], 0))
+        if not group or total + size > max(allowed, small * size // elements):
             group, total = [], 0
             found.append(group)
         group.append(index)
-        filled[rest] = (group, total + size if size else most)
+        filled[rest] = (group, total + size)
     return found
 
 

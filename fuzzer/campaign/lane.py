@@ -16,6 +16,8 @@ from torch import Tensor
 from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.registry import parse
 from fuzzer.backends.session import Answer, Session, State, Where
+from fuzzer.campaign.batch import small
+from fuzzer.campaign.blocks import Blocks
 from fuzzer.campaign.plan import Planned, run_seed
 from fuzzer.campaign.stream import Learnt, Search, Stream, session_guide
 from fuzzer.errors import XbfuzzError
@@ -28,8 +30,9 @@ from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
 
-#: Inputs that are made from what was known before the first of them: the next is made while this one runs.
+#: Inputs of a block; where they are small and independent, up to so many.
 BLOCK = 8
+MOST_BLOCK = 32
 #: Base inputs on which the reference must not answer the same.
 VETTING_INPUTS = 4
 #: Deaths of one target after which it is no longer run.
@@ -44,13 +47,24 @@ ENDED_EARLY = "the campaign ended before it was prepared"
 
 
 @dataclass
-class InFlight:
-    """An input that the reference and some targets are running, alone. `fresh`: nothing has been learnt of it yet."""
+class Flight:
+    """Inputs from `first` to before `end` that the reference and some targets run, in the order of `groups`.
 
-    index: int
-    sample: dict[str, Tensor]
+    The inputs of a group run in one forward. `told`: once it has landed, the answers to each input by side, those of
+    the reference under its own key; what is not there is not known.
+    """
+
+    first: int
+    end: int
+    groups: list[list[int]]
+    samples: dict[int, dict[str, Tensor]]
     targets: list[Target]
-    fresh: bool
+    told: dict[int, dict[str, Answer]] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one input, so that a death is this input's."""
+        return len(self.samples) == 1
 
 
 @dataclass
@@ -66,6 +80,7 @@ class Target:
     outcomes: Counter[str] = field(default_factory=Counter)
     judged: int = 0
     abandoned: str = ""
+    pace_s: float | None = None  # how long its last forward took; None before the first
 
     @property
     def runs(self) -> bool:
@@ -125,12 +140,18 @@ class Lane:
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
-        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide, block=BLOCK)
+        self.blocks = Blocks(BLOCK, MOST_BLOCK if small(planned.seed) else BLOCK)
+        self.stream = Stream(planned.seed, rng_seed, search or Search(), corpus, guide=self._guide, blocks=self.blocks)
         self.harness_errors: list[str] = []
-        self.deadly: set[int] = set()  # blocks, by their first input, of which a batch has killed a worker
-        # A block, by its first input, and the reference's answers to its batches, by input.
-        self.together: tuple[int, dict[int, Answer]] = (-1, {})
-        self.in_flight: InFlight | None = None
+        # Blocks, by their first input: those of which several inputs at once have killed a worker, and those of which
+        # the reference does not take more than the dimension's `max` together.
+        self.deadly: set[int] = set()
+        self.narrow: set[int] = set()
+        # The reference's answers to the batches of the last blocks, by the block's first input, and by input.
+        self.together: dict[int, dict[int, Answer]] = {}
+        self.in_flight: Flight | None = None  # its answers are due
+        self.landed: Flight | None = None  # its answers are there, and wait until those before are judged
+        self.pace_s: float | None = None  # how long the reference's last forward took
         self._ahead: dict[int, dict[str, Tensor]] = {}
         self.reference_deaths = 0
         self.recorded = 0  # inputs that have run on the reference
@@ -190,10 +211,11 @@ class Lane:
 
     def prepare_ahead(self, index: int, count: int = 1) -> None:
         """Make samples before their turn, while the workers are busy, where what they answer cannot change them."""
-        if len(self._ahead) > 2 * BLOCK:  # those of targets that are late
+        if len(self._ahead) > 2 * MOST_BLOCK:  # those of targets that are late
             self._ahead.clear()
         for each in range(index, index + count if self.limit is None else min(index + count, self.limit)):
-            if each >= len(self.recipes) and not self.stream.settled(each):
+            new = each >= len(self.recipes)
+            if new and not (self.stream.settled(each) and self.stream.needs(each) <= self.recorded):
                 return
             if each not in self._ahead:
                 self._ahead[each] = apply_recipe(self.seed, self.recipe(each))
@@ -307,7 +329,7 @@ class Lane:
             self.failed = f"its reference died {self.reference_deaths} times; the last time: {how}"
 
     def close(self) -> None:
-        """End all processes. An input in flight is forgotten: it runs again."""
-        self.in_flight = None
+        """End all processes. Inputs in flight are forgotten: they run again."""
+        self.in_flight = self.landed = None
         for session in self.sessions:
             session.close()

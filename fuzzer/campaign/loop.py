@@ -6,8 +6,10 @@ in a thread, while it turns.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,13 +18,13 @@ from fuzzer.backends.session import Answer, Session, State, Where
 from fuzzer.campaign import corpus
 from fuzzer.campaign.confirm import Confirmer
 from fuzzer.campaign.findings import Ledger
+from fuzzer.campaign.flights import Flights
 from fuzzer.campaign.intake import Intake
 from fuzzer.campaign.journal import Journal, stamp
-from fuzzer.campaign.lane import BLOCK, InFlight, Lane, Target
+from fuzzer.campaign.lane import Lane, Target
 from fuzzer.campaign.plan import Options, make_plan
 from fuzzer.campaign.pool import Pool, most_workers
 from fuzzer.campaign.resume import start_of, take_up
-from fuzzer.campaign.screening import Screening
 from fuzzer.campaign.stream import Search
 from fuzzer.campaign.summary import Summary, summarize
 from fuzzer.crashes.store import list_crashes
@@ -36,8 +38,6 @@ from fuzzer.verify.verdict import Outcome
 JUDGE_ONE_IN = 50
 #: One run in so many hashes the parameters as well.
 CHECK_ONE_IN = 64
-#: So many seconds a lane waits for an answer; then the others go on.
-PATIENCE_S = 0.5
 #: With more lanes than fit into memory, each has this many seconds before it makes room.
 SLICE_S = 20.0
 
@@ -69,8 +69,9 @@ class Campaign:
         self.executions = self.inputs = 0
         self.first_comparison_s: float | None = None
         self.interrupted = False
-        self._screening = Screening(self._run, self._new_input, self._enter, lambda: self._sampled)
+        self._flights = Flights(self._new_input, self._enter, lambda: self._sampled, self._checked)
         self._spent: dict[str, float] = {lane.name: 0.0 for lane in self.lanes}
+        self._slice_ends: dict[str, float] = {}
         self._turn = 0
 
     def _kept(self, seed: Seed) -> list[Recipe]:
@@ -127,31 +128,55 @@ class Campaign:
             return summary
 
     def _loop(self) -> None:
-        slice_ends: dict[str, float] = {}
         while not self._over():
             for session in self._pool.pump():
                 self._prepared(session)
             self._intake.poll()
-            for waiting in self.lanes:
-                self._take_answers(waiting, 0.0)
+            for flying in self.lanes:
+                if flying.in_flight is not None:
+                    with self._timed(flying):
+                        self._flights.take(flying, more=self._goes_on(flying))
             lane = self._next_lane()
             self._watch(self)
             if lane is None:
-                time.sleep(0.01)
+                self._wait()
                 continue
-            before = self._clock()
-            if not lane.vetted:
-                self._vet(lane)
-            elif lane.seed.independent is not None:
-                self._screen(lane)
-            else:
-                self._step(lane)
-            now = self._clock()
-            self._spent[lane.name] += now - before
-            over = now > slice_ends.setdefault(lane.name, now + SLICE_S)
-            if over and lane.in_flight is None and self._pool.crowded:
-                del slice_ends[lane.name]
+            with self._timed(lane):
+                if lane.vetted:
+                    self._turn += 1
+                    # Those who are late catch up on every other turn, so that they do not keep the others waiting.
+                    self._flights.advance(lane, latest=self._turn % 2 == 0, more=self._goes_on(lane))
+                else:
+                    self._vet(lane)
+            if self._slice_is_over(lane) and lane.in_flight is None and self._pool.crowded:
+                del self._slice_ends[lane.name]
                 self._pool.rest(lane)
+
+    @contextlib.contextmanager
+    def _timed(self, lane: Lane) -> Iterator[None]:
+        before = self._clock()
+        yield
+        now = self._clock()
+        self._spent[lane.name] += now - before
+        self._slice_ends.setdefault(lane.name, now + SLICE_S)
+
+    def _slice_is_over(self, lane: Lane) -> bool:
+        return self._clock() > self._slice_ends.get(lane.name, math.inf)
+
+    def _goes_on(self, lane: Lane) -> bool:
+        """Whether the next inputs of `lane` may run while these are judged: it is its turn, and stays so."""
+        if self._slice_is_over(lane) and self._pool.crowded:
+            return False
+        rival = self._next_lane()
+        return rival is None or self._spent[lane.name] <= self._spent[rival.name]
+
+    def _wait(self) -> None:
+        """Until there may be something to do."""
+        flying = next((lane for lane in self.lanes if lane.in_flight is not None), None)
+        if flying is None:
+            time.sleep(0.01)
+        else:
+            self._flights.wait(flying, 0.01)
 
     def _over(self) -> bool:
         if self.interrupted or all(lane.finished for lane in self.lanes):
@@ -211,68 +236,14 @@ class Campaign:
             missed=test.missed if test else [],
         )
 
-    def _step(self, lane: Lane) -> None:
-        """Run one input of `lane` on all targets whose turn it is."""
-        behind = lane.behind()
-        self._turn += 1
-        # Those who are late catch up on every other turn, so that they do not keep the others waiting.
-        index = behind[0].cursor if self._turn % 2 else behind[-1].cursor
-        targets = [target for target in behind if target.cursor == index]
-        fresh = index == lane.recorded
-        sample = lane.sample(index)
-        if lane.reference.state is not State.READY:  # it died of the question where a decision turns
-            return
-        self._run(lane, targets, index, sample, fresh=fresh)
-
-    def _run(
-        self, lane: Lane, targets: Sequence[Target], index: int, sample: Mapping[str, Tensor], *, fresh: bool
-    ) -> None:
-        """Run one input alone. Where the reference has no process at the moment, nothing happens.
-
-        Where answers do not come soon the input stays in flight, and the loop takes them when they are there.
-        """
-        if lane.reference.state is not State.READY:
-            return
-        check = self.executions % CHECK_ONE_IN == 0
-        rng_seed = lane.rng_seed(index)
-        lane.reference.begin(sample, rng_seed=rng_seed, check=check, inside=lane.stream.watched(index))
-        for target in targets:
-            assert target.session is not None
-            target.session.begin(sample, rng_seed=rng_seed, check=check)
-        lane.in_flight = InFlight(index, dict(sample), list(targets), fresh)
-        lane.prepare_ahead(index + 1)
-        self._take_answers(lane, PATIENCE_S)
-
-    def _take_answers(self, lane: Lane, seconds: float) -> None:
-        """Judge the answers to the input in flight, where there is one and all come within `seconds` each."""
-        ran = lane.in_flight
-        if ran is None:
-            return
-        sessions = [lane.reference, *(target.session for target in ran.targets if target.session is not None)]
-        if not all(session.answered(seconds) for session in sessions):
-            return
-        lane.in_flight = None
-        reference, *answers = [session.finish() for session in sessions]
-        if ran.fresh:
-            self._new_input(lane, ran.index, ran.sample, reference)
-        for target, answer in zip(ran.targets, answers, strict=True):
-            target.cursor = ran.index + 1
-            self._examine(lane, target, ran.index, ran.sample, reference, answer)
-
-    def _screen(self, lane: Lane) -> None:
-        """Run the inputs of one block in batches on all targets whose turn it is, and the hits alone.
-
-        A target that stands inside a block, because it died there, gets to the block's end first.
-        """
-        behind = lane.behind()
-        self._turn += 1
-        inside = [target.cursor for target in behind if target.cursor % BLOCK]
-        self._screening.step(lane, inside[0] if inside else (behind[0] if self._turn % 2 else behind[-1]).cursor)
-
     @property
     def _sampled(self) -> bool:
         """Whether the next execution is judged whatever the screen says."""
         return (self.executions + 1) % JUDGE_ONE_IN == 0
+
+    def _checked(self, executions: int) -> bool:
+        """Whether parameters are to be hashed after the last of the next so many."""
+        return self.executions % CHECK_ONE_IN == 0 or self.executions % CHECK_ONE_IN + executions > CHECK_ONE_IN
 
     def _new_input(self, lane: Lane, index: int, sample: Mapping[str, Tensor], reference: Answer) -> None:
         content = content_hash(sample)
@@ -294,27 +265,6 @@ class Campaign:
         if learnt.new and lane.stream.search.learns and not self.options.private:
             names = lane.stream.named(learnt)
             corpus.keep(self.options.out / "corpus", lane.seed, recipe, sample, names, None)
-
-    def _examine(
-        self,
-        lane: Lane,
-        target: Target,
-        index: int,
-        sample: Mapping[str, Tensor],
-        reference: Answer,
-        answer: Answer,
-    ) -> None:
-        found = examine(
-            lane.bench(target),
-            sample,
-            reference,
-            answer,
-            rng_seed=lane.rng_seed(index),
-            vacuity=lane.vacuity,
-            screen=lane.screen,
-            always_judge=self._sampled,
-        )
-        self._enter(lane, target, index, sample, found)
 
     def _enter(self, lane: Lane, target: Target, index: int, sample: Mapping[str, Tensor], found: Examined) -> None:
         """Count an execution, take its finding in, and write both down."""

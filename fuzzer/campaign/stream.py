@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzer.backends.session import Answer, Session
+from fuzzer.campaign.blocks import Blocks
 from fuzzer.campaign.energy import Kept, Memory
 from fuzzer.campaign.features import features
 from fuzzer.campaign.plan import PLAIN_INPUTS
@@ -24,6 +25,8 @@ from fuzzer.mutate.resize import resizable, sizes
 from fuzzer.mutate.set_values import boundary_names
 from fuzzer.seeds import Seed
 
+#: Each input is made from what all before it taught.
+ONE_BY_ONE = Blocks()
 #: What may be searched with: everything; mutations without feedback; uniform values; base inputs alone.
 SEARCHES = ("full", "blind", "uniform", "seeds")
 #: The share of inputs that start from a base input rather than from the corpus, once there have been `EARLY` inputs.
@@ -80,9 +83,8 @@ Guide = Callable[[Recipe, int], Step | None]
 class Stream:
     """Recipes by index, each asked for at most one past those that are known, and then what was learnt from it.
 
-    `corpus`: recipes to start from. `guide`: the reference, asked for one input in GUIDED_ONE_IN. `block`: so many
-    inputs in a row are made from what was known before the block before theirs, so that they can run together, and be
-    made while the block before runs. With blocks of one, each is made from all before it.
+    `corpus`: recipes to start from. `guide`: the reference, asked for one input in GUIDED_ONE_IN. `blocks`: see
+    `fuzzer.campaign.blocks`; with blocks of one, each input is made from all before it.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Stream:
         corpus: Iterable[Recipe] = (),
         *,
         guide: Guide | None = None,
-        block: int = 1,
+        blocks: Blocks = ONE_BY_ONE,
     ) -> None:
         self.seed = seed
         self.search = search
@@ -106,7 +108,7 @@ class Stream:
         self._tried: list[tuple[str, ...]] = []
         self._waiting: list[tuple[int, Learnt]] = []
         self._rng_seed = rng_seed
-        self._block = block
+        self.blocks = blocks
         self._guide = guide if search.learns and boundary_names(seed) else None
         self._plain = plain_inputs(seed)
 
@@ -118,7 +120,7 @@ class Stream:
     def recipe(self, index: int) -> Recipe:
         """The recipe of the `index`-th input."""
         if index == len(self.recipes):
-            if index % self._block == 0:
+            if index == self.blocks.start(index):
                 self._digest(index)
             recipe, tried = self._next(index)
             self.recipes.append(recipe)
@@ -128,7 +130,12 @@ class Stream:
     def settled(self, index: int) -> bool:
         """Whether a recipe can be made before the answers to the block before its own, and without asking the guide."""
         guided = self._guide is not None and index % GUIDED_ONE_IN == GUIDED_ONE_IN - 1
-        return self._block > 1 and not guided
+        return self.blocks.size > 1 and not guided
+
+    def needs(self, index: int) -> int:
+        """How many inputs must have been learnt from before the `index`-th can be made."""
+        start = self.blocks.start(index)
+        return self.blocks.before(start) if self.blocks.size > 1 else start
 
     def watched(self, index: int) -> bool:
         """Whether the reference should tell of its inside on the `index`-th input."""
@@ -149,7 +156,7 @@ class Stream:
 
     def restore(self, recipe: Recipe, learnt: Learnt) -> None:
         """Take up the next input from a journal."""
-        if len(self.recipes) % self._block == 0:
+        if len(self.recipes) == self.blocks.start(len(self.recipes)):
             self._digest(len(self.recipes))
         self.recipes.append(recipe)
         self._tried.append(learnt.tried)
@@ -167,7 +174,7 @@ class Stream:
 
     def _digest(self, start: int) -> None:
         """Let what was learnt decide from now on, but for the block just before the one that begins at `start`."""
-        known = start - self._block if self._block > 1 else start
+        known = self.needs(start)
         if self.search.learns:
             for index, learnt in self._waiting:
                 if index < known:
