@@ -18,13 +18,14 @@ from fuzzer.backends.process import Death
 from fuzzer.backends.protocol import ORACLE, Failure
 from fuzzer.backends.session import Answer
 from fuzzer.seeds import Seed, Tolerance
+from fuzzer.verify.compare import compare
 from fuzzer.verify.corruptions import corruptions, self_test
-from fuzzer.verify.examine import Bench, Examined, examine, verdict_of
+from fuzzer.verify.examine import Bench, Examined, examine, large_gaps, passed, verdict_of
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.noise import noise_floor
-from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.screen import FloorScreen, Nearness, nearness
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
-from fuzzer.verify.verdict import Blame, Kind, Outcome
+from fuzzer.verify.verdict import Blame, Kind, Outcome, Verdict
 
 torch.set_num_threads(1)
 
@@ -231,6 +232,53 @@ def test_the_screen_allows_a_small_answer_no_more_of_itself_than_a_large_one() -
 
 
 # The oracle.
+
+
+numbers = st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-23, 1.0 + 2**-20, 1e-30, -3.0, 3e38, math.inf, math.nan])
+
+
+@given(
+    st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4),
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64]),
+    st.sampled_from([None, Tolerance(atol=0.0, rtol=1e-6), Tolerance(atol=10.0, rtol=0.0)]),
+    st.sampled_from([None, 1e-7, 1.0]),
+    st.booleans(),
+)
+def test_the_quick_look_lets_pass_only_what_the_comparison_calls_equal(
+    pairs: list[tuple[float, float]],
+    dtype: torch.dtype,
+    tolerance: Tolerance | None,
+    floor: float | None,
+    signed_zero: bool,
+) -> None:
+    finite = dtype.is_floating_point or all(math.isfinite(x) and abs(x) < 9 for pair in pairs for x in pair)
+    sides = [[pair[i] if finite else 1.0 + i for pair in pairs] for i in (0, 1)]
+    r, t = ({"$": torch.tensor(side, dtype=torch.float64).to(dtype)} for side in sides)
+    screen = FloorScreen()
+    if floor is not None:
+        screen.learn({"$": torch.full((len(pairs),), floor, dtype=torch.float64)}, {"$": torch.ones(len(pairs))})
+    near = nearness(r, t, tolerance=tolerance, signed_zero=signed_zero, screen=screen)
+    seen = compare(r, t, tolerance=tolerance, signed_zero=signed_zero, screen=screen)
+    if near is not Nearness.BEYOND:
+        assert not seen.differences
+        assert not large_gaps(Verdict(Outcome.PASS, stats=seen.stats), r)  # type: ignore[arg-type]
+    assert (near is Nearness.SAME) == (r["$"].numpy().tobytes() == t["$"].numpy().tobytes())
+
+
+def test_what_passes_at_a_look_is_what_a_whole_examination_passes() -> None:
+    table, screen = Table(straight, reverse), FloorScreen()
+    sides = [table.reference.run({"a": X}, rng_seed=RNG_SEED), table.target.run({"a": X}, rng_seed=RNG_SEED)]
+    assert passed(table.seed, *sides, vacuity=None, screen=screen) is None, "no floor is known yet"
+    table.examine(X, screen=screen)
+    found = passed(table.seed, *sides, vacuity=None, screen=screen)
+    assert found is not None
+    whole = table.examine(X, screen=screen)
+    assert (found.verdict.outcome, found.verdict.compared) == (whole.verdict.outcome, whole.verdict.compared)
+    assert (
+        passed(table.seed, sides[0], Answer(changed=["input a"], leaves=sides[1].leaves), vacuity=None, screen=screen)
+        is None
+    )
+    assert passed(table.seed, sides[0], Answer(), vacuity=None, screen=screen) is None
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -24,6 +24,9 @@ STUDY_RTOL = 1e-5
 #: The name under which the same norm criterion at the seed's own tolerance stands beside them.
 SEED_NORM = "seed"
 
+#: A gap that nobody would call rounding at sight, in units of the dtype's epsilon times the leaf's largest value.
+LARGE_GAP = 1000.0
+
 #: The dtypes whose elements are compared exactly, and those compared as pairs of floats.
 INTEGERS = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -8,12 +8,18 @@ which is why a sample of what passes is judged too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fuzzer.trees import Leaves
+from fuzzer.seeds import Tolerance
+from fuzzer.tensors import same_bits
+from fuzzer.trees import Leaf, Leaves
+from fuzzer.verify.compare import LARGE_GAP, Screen
 from fuzzer.verify.judge import THRESHOLD
 
 _Key = tuple[str, tuple[int, ...]]
@@ -48,12 +54,57 @@ class FloorScreen:
                 self._shares[key] = _smaller(self._shares.get(key), floor / largest)
 
 
+class Nearness(IntEnum):
+    """How two sets of leaves lie to each other."""
+
+    SAME = 0  # the same bits
+    WITHIN = 1  # `compare` would find no difference, and no large gap
+    BEYOND = 2  # or it is not known without comparing them
+
+
+def nearness(
+    reference: Leaves, target: Leaves, *, tolerance: Tolerance | None, signed_zero: bool, screen: Screen | None
+) -> Nearness:
+    """The criteria of `compare` without its statistics, at a tenth of the cost.
+
+    Looks at real tensors alone; of those that differ, only at float32 and float64 that are finite throughout.
+    """
+    if list(reference) != list(target):
+        return Nearness.BEYOND
+    found = (_of_leaf(path, leaf, target[path], tolerance, screen) for path, leaf in reference.items())
+    worst = max(found, default=Nearness.SAME)
+    return Nearness.BEYOND if worst is Nearness.WITHIN and signed_zero else worst
+
+
+def _of_leaf(path: str, r: Leaf, t: Leaf, tolerance: Tolerance | None, screen: Screen | None) -> Nearness:
+    if not (isinstance(r, Tensor) and isinstance(t, Tensor)) or r.layout != torch.strided or t.layout != torch.strided:
+        return Nearness.BEYOND
+    if r.dtype != t.dtype or r.shape != t.shape or r.is_complex() or r.is_quantized:
+        return Nearness.BEYOND
+    if same_bits(r, t):
+        return Nearness.SAME
+    if r.dtype not in (torch.float32, torch.float64):
+        return Nearness.BEYOND
+    a, b = (side.detach().to("cpu", torch.float64).numpy() for side in (r, t))
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap, sizes = np.abs(b - a), np.abs(a)
+    widest, largest = float(gap.max()), float(sizes.max())
+    if not math.isfinite(widest) or widest > LARGE_GAP * torch.finfo(r.dtype).eps * largest:
+        return Nearness.BEYOND
+    if tolerance is not None:
+        allowed = tolerance.atol + tolerance.rtol * sizes
+    else:
+        known = None if screen is None else screen.allowance(path, r)
+        allowed = np.zeros(1) if known is None else known.numpy()
+    return Nearness.WITHIN if bool((gap <= allowed).all()) else Nearness.BEYOND
+
+
 def _smaller(known: Tensor | None, floor: Tensor) -> Tensor:
     return floor if known is None else torch.minimum(known, floor)
 
 
 def _largest(leaf: Tensor) -> float:
     """The largest finite magnitude, 0 where there is none."""
-    sizes = leaf.detach().abs().to(torch.float64)
-    sizes = sizes[torch.isfinite(sizes)]
-    return float(sizes.max()) if sizes.numel() else 0.0
+    sizes = leaf.detach().abs().to("cpu", torch.float64).numpy()
+    sizes = sizes[np.isfinite(sizes)]
+    return float(sizes.max()) if sizes.size else 0.0
