@@ -101,11 +101,11 @@ def test_text_from_a_crash_cannot_write_to_the_terminal(crash: Crash) -> None:
     [
         (torch.tensor([NAN, INF, -INF, -0.0, 1e-45, 2.0, 2.0]), "1 NaN, 1 +inf, 1 −inf, 1 −0, 1 subnormal, 1 repeated"),
         (torch.tensor([[1, -5], [7, 2]]), "x: int64 [2, 2], -5 to 7"),
-        (torch.tensor([True, False]), "x: bool [2], 0 to 1"),
+        (torch.tensor([True, False]), "x: bool [2], 1 true"),
         (torch.zeros(0, 4), "x: float32 [0, 4], empty"),
         (torch.tensor([1 + 2j]), "x: complex64 [1], 1 to 2"),
         (torch.tensor([NAN]), "x: float32 [1], 1 NaN"),
-        (torch.tensor([0.5], dtype=torch.bfloat16), "x: bfloat16 [1], 0.5 to 0.5"),
+        (torch.tensor([0.5], dtype=torch.bfloat16), "x: bfloat16 [1], 0.5 only"),
     ],
 )
 def test_an_input_is_summed_up_in_a_line(tensor: torch.Tensor, text: str) -> None:

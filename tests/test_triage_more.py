@@ -25,6 +25,7 @@ from fuzzer.diagnose import Label
 from fuzzer.errors import CrashFolderError, XbfuzzError
 from fuzzer.triage import KnownIssues, groups, load_known, rows, show, to_csv
 from fuzzer.triage.draft import Project, draft, project_of
+from fuzzer.triage.made import made_of
 from fuzzer.triage.table import HEADINGS, Row
 
 URL = "https://github.com/microsoft/onnxruntime/issues/1"
@@ -193,11 +194,35 @@ def test_a_reduced_crash_still_says_how_its_input_was_made(crash: Crash) -> None
     start = lines.index("how it was made")
     assert lines[start + 1 : start + 4] == [
         "base input 355 with n 7",
-        "mask_patterns {'pattern': 'row_off'}",
+        "mask_patterns: pattern row_off",
         "then reduced by shape and values: what is stored is in inputs.safetensors",
     ]
-    assert "reduction: tests 6" in lines
-    assert "found: run 1" in lines
+    assert any(line.startswith("reduced from") and line.endswith(": 6 candidates tried") for line in lines)
+    assert "found by run 1" in lines
+
+
+def test_how_an_input_was_made_is_told_in_words(crash: Crash) -> None:
+    where = {"place": "some", "key": 1956819653226563035, "count": 8, "axis": -3}
+    step = {"mutator": "nonfinite", "params": {"input": "features", "where": where, "values": ["nan", "inf"]}}
+    reduction = {"outcome": "reduced", "tests": 13, "seconds": 55.1, "finished": True, "nodes": [17, 1]}
+    export = {"exporter": "dynamo", "dynamic": False}
+    origin = {"run": "r", "execution": 15, "date": "2026-12-01", "export": export, "reduction": reduction}
+    found = {**origin, "recipe": {"draw": 0, "dims": {}, "steps": [step]}}
+    sizes = {"original": 792, "reduced": 4}
+    assert made_of(replace(crash, recipe=None, found=found, sizes=sizes)) == [
+        "base input 0",
+        "nonfinite of features: where some, count 8, axis -3; values nan, inf",
+        "then reduced by shape and values: what is stored is in inputs.safetensors",
+        "reduced from 17 operators to 1, from 792 elements to 4: 13 candidates tried in 55.1 s, nothing is left to try",
+        f"random generators seeded with {crash.rng_seed}",
+        "found by run r, at execution 15, on 2026-12-01",
+        "exported by torch.export, with the sizes of the input",
+    ]
+
+
+@pytest.mark.parametrize("odd", [{"reduction": 3}, {"export": "x"}, {"recipe": {"steps": ["?", {"params": 3}]}}])
+def test_what_a_folder_says_in_another_way_is_told_as_it_is(crash: Crash, odd: dict[str, Any]) -> None:
+    assert made_of(replace(crash, recipe=None, found=odd))
 
 
 def test_a_crash_of_values_says_which_of_them_its_script_counts(crash: Crash, tmp_path: Path) -> None:

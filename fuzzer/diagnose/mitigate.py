@@ -12,6 +12,7 @@ from typing import Any
 
 from fuzzer.backends.adapted import Adaptation
 from fuzzer.diagnose.finding import Finding, Seen, Trial
+from fuzzer.diagnose.operator import operator_of
 from fuzzer.diagnose.plan import built_in
 from fuzzer.diagnose.rerun import NOTHING, CannotRerun, Change, Rerun
 from fuzzer.diagnose.stage import Ladder
@@ -61,7 +62,8 @@ def candidates(finding: Finding, trials: Sequence[Trial], ladder: Ladder) -> lis
     found = [Candidate(words, _how(change), change) for words, change in ladder.without]
     for trial in trials:
         if trial.gone and trial.name in ("operator", "exact-operator"):
-            found.append(Candidate(trial.changed.replace("one operator", "operator"), _how(trial.change), trial.change))
+            words = f"{operator_of(trial)} in eager mode, all else on the target"
+            found.append(Candidate(words, _how(trial.change), trial.change))
         elif trial.gone and trial.name not in built_in() and trial.change != NOTHING:
             how = _how(trial.change) or f"the intervention {trial.name}"
             found.append(Candidate(trial.changed, how, trial.change))

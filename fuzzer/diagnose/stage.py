@@ -15,6 +15,13 @@ from fuzzer.backends.spec import BackendSpec
 from fuzzer.diagnose.finding import Finding, Seen
 from fuzzer.diagnose.rerun import CannotRerun, Change, Rerun
 
+#: What it means that drift enters at a stage, for those whose names do not say it.
+STAGES = {
+    "dynamo": "the graph that Dynamo captures, run operator by operator, shows it",
+    "autograd": "AOTAutograd's graph, run operator by operator, shows it; Dynamo's does not",
+    "decompositions": "Inductor's decompositions, run operator by operator, show it; AOTAutograd's graph does not",
+    "export or kernels": "the exported model shows it without any graph optimisation",
+}
 _CARRIED = ("dynamic", "fullgraph", "tf32")
 _OPT = ("none", "basic", "extended", "layout", "all")
 #: Switches of Inductor that turn a group of its passes off.

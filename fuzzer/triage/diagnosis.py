@@ -37,8 +37,9 @@ def _mitigation(one: Mapping[str, Any]) -> str:
         why = f" ({one['detail']})" if one.get("detail") else ""
         return f"does not help{where}: {one.get('what', '')}{why}"
     held = ", ".join(name for name, state in dict(one.get("tiers", {})).items() if state == "pass")
-    text = f"helps{where}: {one.get('what', '')} [{one.get('how', '')}]; agree then: {held}"
+    what, how = str(one.get("what", "")), str(one.get("how", ""))
+    text = f"helps{where}: {what}{f' [{how}]' if how and how not in what else ''}; {held or 'nothing'} agree then"
     with_it, without = one.get("latency_ms"), one.get("unmitigated_ms")
     if isinstance(with_it, int | float) and isinstance(without, int | float) and without > 0:
-        text += f"; {with_it:.3g} ms, {with_it / without:.2g} times the {without:.3g} ms without it"
+        text += f"; a run takes {with_it:.3g} ms, {with_it / without:.2g} times the {without:.3g} ms without it"
     return text

@@ -19,11 +19,12 @@ from fuzzer.triage import diagnosis
 from fuzzer.triage.charts import drift_histogram, drift_of, growth_curves, tolerance_sweep
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
+from fuzzer.triage.made import made_of, size_of
 from fuzzer.triage.numbers import short
 from fuzzer.triage.passes import Passes
 from fuzzer.triage.pictures import pictures
 from fuzzer.triage.sweep import sweep
-from fuzzer.triage.table import blame_sentence, made_of, size_of, status_of, summary
+from fuzzer.triage.table import blame_sentence, status_of, summary
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from fuzzer.backends.spec import BackendSpec
 from fuzzer.crashes.crash import Crash
 from fuzzer.crashes.store import read_script
+from fuzzer.diagnose.stage import STAGES
 from fuzzer.errors import CrashFolderError
 from fuzzer.models.graph import Graph
 from fuzzer.triage.diagnosis import mitigation_lines
 from fuzzer.triage.groups import operator_of, order
 from fuzzer.triage.known import KnownIssue, KnownIssues
+from fuzzer.triage.made import made_of, size_of, words
 from fuzzer.verify.verdict import Kind
 
 #: Repeated values are counted in inputs of up to this many elements.
@@ -109,7 +111,7 @@ def show(crash: Crash, issue: KnownIssue | None = None) -> str:
         *_section("status", [status_of(crash, issue)]),
         *_section("evidence", crash.evidence),
         *_section("blame", [blame_sentence(crash)]),
-        *_section("stage", [crash.stage or ""]),
+        *_section("stage", [stage_sentence(crash)]),
         *_section("what helps", mitigation_lines(crash)),
         *_section("worst element", _worst(crash.difference)),
         *_section("other differences", _others(crash)),
@@ -119,7 +121,7 @@ def show(crash: Crash, issue: KnownIssue | None = None) -> str:
         *_section("inputs", [summary(name, tensor) for name, tensor in crash.inputs.items()]),
         *_section("how it was made", made_of(crash)),
         *_section("to see it again", _again(crash)),
-        *_section("environment", [f"{key}: {_words(value)}" for key, value in crash.environment.items()]),
+        *_section("environment", [f"{key}: {words(value)}" for key, value in crash.environment.items()]),
     ]
     return "\n".join(_printable(part) for part in parts).rstrip()
 
@@ -142,6 +144,12 @@ def blame_sentence(crash: Crash) -> str:
         return f"{verdict}: float64 answers as {right} does" if by_truth else verdict
     measured = [f"{side} is {_number(drift)} noise floors from float64" for side, drift in drifts]
     return f"{verdict}: {measured[0]}, {measured[1]}"
+
+
+def stage_sentence(crash: Crash) -> str:
+    """Where drift enters the target's compiler; "" where no rerun has told."""
+    meant = STAGES.get(crash.stage or "", "")
+    return f"{crash.stage}: {meant}" if meant else crash.stage or ""
 
 
 def _model(crash: Crash) -> list[str]:
@@ -200,14 +208,16 @@ def summary(name: str, tensor: Tensor) -> str:
         return f"{text}, empty"
     value = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     value = value.to_dense() if value.layout != torch.strided else value
+    if value.dtype == torch.bool:
+        return f"{text}, {int(value.sum())} true"
     if not value.is_floating_point():
         whole = value.to(torch.int64)
-        return f"{text}, {int(whole.min())} to {int(whole.max())}"
+        return f"{text}, {_span(int(whole.min()), int(whole.max()))}"
     tiny = torch.finfo(value.dtype).tiny
     wide = value.double()
     finite = wide[wide.isfinite()]
     if finite.numel():
-        text += f", {float(finite.min()):.6g} to {float(finite.max()):.6g}"
+        text += f", {_span(float(finite.min()), float(finite.max()))}"
     counts = {
         "NaN": wide.isnan(),
         "+inf": wide == float("inf"),
@@ -216,39 +226,14 @@ def summary(name: str, tensor: Tensor) -> str:
         "subnormal": (wide != 0) & (wide.abs() < tiny),
     }
     special = [f"{int(mask.sum())} {what}" for what, mask in counts.items() if bool(mask.any())]
-    if finite.numel() <= _COUNTED:
+    if finite.numel() <= _COUNTED and finite.numel() and bool((finite != finite[0]).any()):
         repeated = finite.numel() - len(set(finite.tolist()))
         special += [f"{repeated} repeated"] if repeated else []
     return ", ".join([text, *special])
 
 
-def made_of(crash: Crash) -> list[str]:
-    """How the input was made, how it was reduced and where it was found, in lines."""
-    found = dict(crash.found)
-    recipe, reduction = found.pop("recipe", None), found.pop("reduction", None)
-    if crash.recipe is not None:
-        lines = _steps(crash.recipe.to_json())
-    elif isinstance(recipe, Mapping):
-        lines = [*_steps(recipe), "then reduced by shape and values: what is stored is in inputs.safetensors"]
-    else:
-        lines = ["from no recipe: the inputs are in inputs.safetensors"]
-    lines.append(f"size {size_of(crash.sizes)} elements, random generators seeded with {crash.rng_seed}")
-    if isinstance(reduction, Mapping):
-        lines.append(f"reduction: {_words(reduction)}")
-    if found:
-        lines.append("found: " + ", ".join(f"{key} {_words(value)}" for key, value in found.items()))
-    return lines
-
-
-def _steps(recipe: Mapping[str, Any]) -> list[str]:
-    """A recipe as it is stored, in lines; it may be that of an input as found, which nothing but this text reads."""
-    dims = recipe.get("dims")
-    sizes = f" with {_words(dims)}" if isinstance(dims, Mapping) and dims else ""
-    steps = recipe.get("steps")
-    lines = [f"base input {recipe.get('draw')}{sizes}"]
-    for step in steps if isinstance(steps, list) else []:
-        lines.append(f"{step.get('mutator')} {step.get('params')}" if isinstance(step, Mapping) else str(step))
-    return lines
+def _span(least: float, most: float) -> str:
+    return f"{least:.6g} only" if least == most else f"{least:.6g} to {most:.6g}"
 
 
 def _again(crash: Crash) -> list[str]:
@@ -284,24 +269,8 @@ def _tiers(tiers: Mapping[str, str]) -> str:
     return ",".join(name for name, state in tiers.items() if state == "fail") or "-"
 
 
-def size_of(sizes: Mapping[str, int]) -> str:
-    """Elements of the inputs, as found → reduced; `-` where it is not recorded."""
-    before, after = sizes.get("original"), sizes.get("reduced")
-    if before is None or after is None:
-        return "-"
-    return str(after) if before == after else f"{before}→{after}"
-
-
 def _number(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, int | float) else str(value)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return str(value)
 
 
 def _printable(text: str) -> str:
