@@ -22,7 +22,16 @@ from fuzzer.errors import InputError, XbfuzzError
 from fuzzer.seeds import Task
 from fuzzer.trees import Leaves
 from fuzzer.verify.judge import OracleAnswer
-from fuzzer.verify.tasks import evaluate, find_task, over_set, register, task_difference, task_names, tier3
+from fuzzer.verify.tasks import (
+    evaluate,
+    find_task,
+    over_set,
+    plainly_alike,
+    register,
+    task_difference,
+    task_names,
+    tier3,
+)
 from fuzzer.verify.tasks.embedding import cosine_distance
 from fuzzer.verify.tasks.regression import spread
 from fuzzer.verify.tasks.segmentation import class_overlap
@@ -613,3 +622,20 @@ def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch: pytest
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(XbfuzzError, match=r"pip install 'xbfuzz\[metrics\]'"):
         over_set(task("classification"), [(lone([1.0, 2.0]), lone([1.0, 2.0]))])
+
+
+numbers = st.sampled_from([0.0, 1.0, 1.001, 1.1, -2.0, 1e-170, 1.1e-170, 1e300, math.inf, math.nan])
+of_three = st.lists(numbers, min_size=3, max_size=3)
+
+
+@given(st.sampled_from([task("classification", logits="$"), task("embedding", embedding="$")]), of_three, of_three)
+def test_what_is_alike_at_a_glance_does_not_fail(of: Task, first: list[float], second: list[float]) -> None:
+    sides: list[Leaves] = [{"$": torch.tensor([row], dtype=torch.float64)} for row in (first, second)]
+    if plainly_alike(of, *sides):
+        assert evaluate(of, *sides).status != "fail"
+
+
+def test_a_small_change_is_alike_at_a_glance() -> None:
+    row = torch.tensor([[1.0, 2.0, 4.0]])
+    for of in (task("classification", logits="$"), task("embedding", embedding="$")):
+        assert plainly_alike(of, {"$": row}, {"$": row * (1 + 1e-6)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,22 @@ def _image(path: Path, channels: int, height: int, width: int) -> Tensor:
     if channels not in (1, 3):
         raise InputError(f"{path}: an image file gives 1 or 3 channels, the shape asks for {channels}")
     try:
-        with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise InputError(f"{path}: has more than 8 bits a channel; give it as .npy")
-            plain = image.convert("RGB" if channels == 3 else "L")
-            pixels = np.array(plain.resize((width, height), Image.Resampling.BILINEAR))
+        about = path.stat()
+        pixels = _pixels(path, channels, height, width, (about.st_mtime_ns, about.st_size))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not a readable image: {error}") from error
-    return torch.from_numpy(pixels.reshape(height, width, channels)).permute(2, 0, 1).to(torch.float64) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1).to(torch.float64) / 255
+
+
+@lru_cache(maxsize=16)
+def _pixels(path: Path, channels: int, height: int, width: int, version: tuple[int, int]) -> np.ndarray:
+    """[height, width, channels], uint8; not to be written to. `version` tells one content of the file from another."""
+    with Image.open(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise InputError(f"{path}: has more than 8 bits a channel; give it as .npy")
+        plain = image.convert("RGB" if channels == 3 else "L")
+        pixels = np.array(plain.resize((width, height), Image.Resampling.BILINEAR))
+    return pixels.reshape(height, width, channels)
 
 
 def _array(spec: InputSpec, path: Path, shape: Shape) -> Tensor:

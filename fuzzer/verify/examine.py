@@ -18,7 +18,7 @@ from fuzzer.trees import Leaves
 from fuzzer.verify.compare import LARGE_GAP, Comparison, as_real, compare
 from fuzzer.verify.judge import THRESHOLD, OracleAnswer, judge
 from fuzzer.verify.screen import FloorScreen, Nearness, nearness
-from fuzzer.verify.tasks import task_difference, tier3
+from fuzzer.verify.tasks import plainly_alike, task_difference, tier3
 from fuzzer.verify.unanswered import OracleDown, without_leaves
 from fuzzer.verify.vacuity import Vacuity
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
@@ -102,8 +102,8 @@ def passed(
 ) -> Examined | None:
     """What `examine` says of two answers that the screen lets pass; None where anything would have to run for it.
 
-    No statistics are taken. Answers that are the same to the bit pass without a look at the task: nothing can tell
-    them apart.
+    No statistics are taken, and the task is looked at only where it may fail: nothing can tell answers apart that are
+    the same to the bit.
     """
     r, t = reference.leaves, target.leaves
     if r is None or t is None or reference.changed or target.changed:
@@ -117,7 +117,8 @@ def passed(
         asked.append(decide)
         return None
 
-    task = None if near is Nearness.SAME else tier3(seed.task, r, t, None, ask)
+    alike = near is Nearness.SAME or plainly_alike(seed.task, r, t)
+    task = None if alike else tier3(seed.task, r, t, None, ask)
     if asked or (task is not None and task_difference(task) is not None):
         return None
     comparison = Comparison(compared=sum(leaf.numel() for leaf in r.values() if isinstance(leaf, Tensor)))

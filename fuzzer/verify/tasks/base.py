@@ -68,6 +68,12 @@ class TaskKind(ABC, Generic[A]):
     def compare(self, reference: A, target: A, evidence: Evidence[A]) -> TaskVerdict:
         """What changed from one answer to another of its shape, and whose fault it is as far as the evidence says."""
 
+    def plainly_alike(self, reference: A, target: A) -> bool:
+        """Whether `compare` would surely not fail, seen at a glance, for a campaign that needs no metrics of what
+        passes. False where it has to look.
+        """
+        return False
+
     def over_set(self, pairs: Sequence[tuple[A, A]]) -> dict[str, float]:
         """Metrics of all targets against all references, each pair of one shape.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from fuzzer.verify.verdict import Blame, TaskVerdict
 #: Rows below a cosine of 1 − this fail: an angle of 0.8 degrees, or a relative error of 1.4 %. It does not depend on
 #: the scale of the vectors; float32 rounding stays near 1e-13, float16 near 1e-6, bfloat16 near 1e-5.
 MOST_APART = 1e-4
+#: Squares of float64 numbers add up without loss above this.
+_NO_UNDERFLOW = 1e-200
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,13 @@ class Embedding(TaskKind[Vectors]):
         sentence = f"{metrics['rows_apart']} of {count(rows, 'row')} turn, cosine down to {least}"
         sentence += ": within the noise, perturbed runs turn as far" if near_tie else ""
         return TaskVerdict("fail", sentence, rows, metrics, near_tie, blame, reference.path)
+
+    def plainly_alike(self, reference: Vectors, target: Vectors) -> bool:
+        """‖a/‖a‖ − b/‖b‖‖ ≤ 2‖a − b‖/‖a‖, and the cosine is 1 less half its square; an eighth of the limit is kept."""
+        a, b = reference.rows.numpy(), target.rows.numpy()
+        with np.errstate(all="ignore"):
+            apart, size = np.square(b - a).sum(-1), np.square(a).sum(-1)
+            return bool(((2.0 * apart < MOST_APART / 8 * size) & (size > _NO_UNDERFLOW)).all())
 
     def over_set(self, pairs: Sequence[tuple[Vectors, Vectors]]) -> dict[str, float]:
         return mean_cosine([(r.rows, t.rows) for r, t in pairs])
