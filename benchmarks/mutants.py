@@ -22,7 +22,8 @@ from fuzzer.backends.session import Answer
 from fuzzer.inputs import base_sample
 from fuzzer.models import Model
 from fuzzer.seeds import Seed
-from fuzzer.trees import Leaf, Leaves, flatten
+from fuzzer.trees import Leaves, flatten
+from fuzzer.verify.corruptions import BEYOND_ERROR, distance
 from fuzzer.verify.examine import Bench, examine
 from fuzzer.verify.noise import OracleAnswer
 from fuzzer.verify.verdict import Outcome
@@ -71,10 +72,6 @@ class Large(nn.Module):
 
 
 Fault = Callable[[Tensor], Tensor | None]
-
-#: Times a leaf's own distance from float64: further than any right way to compute it goes. Known without the judge's
-#: noise floor, which the mutants are to test.
-BEYOND_ERROR = 32.0
 
 
 def _one_moved(leaf: Tensor, error: float = 0.0) -> Tensor | None:
@@ -143,7 +140,7 @@ def plant(outputs: Leaves, truth: Leaves | None = None) -> Iterator[tuple[str, s
         if not isinstance(leaf, Tensor) or leaf.numel() == 0:
             continue
         if leaf.is_floating_point():
-            faults = {ONE_MOVED: partial(_one_moved, error=_error(leaf, (truth or {}).get(path)))} | FLOAT_FAULTS
+            faults = {ONE_MOVED: partial(_one_moved, error=distance(leaf, (truth or {}).get(path)))} | FLOAT_FAULTS
             for name, fault in faults.items():
                 wrong = fault(leaf)
                 if wrong is not None:
@@ -162,14 +159,6 @@ def plant(outputs: Leaves, truth: Leaves | None = None) -> Iterator[tuple[str, s
     lists = [path for path in outputs if path.endswith("[2]")]
     if lists:
         yield "a list one shorter", lists[-1], {key: value for key, value in outputs.items() if key != lists[-1]}
-
-
-def _error(leaf: Tensor, truth: Leaf) -> float:
-    """The distance from float64 that nine of ten elements keep (some rows may have changed places); 0 without one."""
-    if not isinstance(truth, Tensor) or truth.shape != leaf.shape:
-        return 0.0
-    apart = (leaf.double() - truth.double()).abs().nan_to_num(0.0, 0.0, 0.0).flatten()
-    return float(apart.kthvalue((9 * len(apart) + 9) // 10).values)
 
 
 def signs_flipped(outputs: Leaves) -> Iterator[tuple[str, str, Leaves]]:

@@ -17,6 +17,7 @@ from fuzzer.trees import Leaves
 from fuzzer.verify.compare import compare
 from fuzzer.verify.corruptions import Corruption, corruptions, self_test
 from fuzzer.verify.ulp import ulp_distance
+from fuzzer.verify.unanswered import OracleDown
 from fuzzer.verify.vacuity import informative_leaves
 from fuzzer.verify.verdict import Kind, Outcome, Verdict
 
@@ -202,6 +203,31 @@ def test_a_leaf_that_hardly_spreads_moves_by_64_ulp() -> None:
     fault = planted(outputs)["one element moved"].leaves["$"]
     assert int(ulp_distance(fault, outputs["$"]).max()) == 64  # type: ignore[arg-type]
     assert "equal" in planted(outputs)["two elements swapped"].why_not
+
+
+def moved_by(leaf: Tensor, truth: Tensor | None) -> float:
+    faults = corruptions({"$": leaf}, generator(), truth=None if truth is None else {"$": truth})
+    wrong = {fault.name: fault for fault in faults}["one element moved"].leaves["$"]
+    assert isinstance(wrong, Tensor)
+    return float((wrong - leaf).abs().max())
+
+
+def test_one_element_moves_past_what_the_models_own_rounding_does_but_within_the_spread() -> None:
+    leaf = torch.randn(100, generator=generator())
+    spread = float(leaf.double().std(correction=0))
+    for error, step in ((0.0, 1e-3 * spread), (1e-3, 32e-3), (1.0, spread)):
+        assert moved_by(leaf, leaf.double() + error) == pytest.approx(step, rel=1e-3)
+    assert moved_by(leaf, None) == moved_by(leaf, leaf[:5].double()) == pytest.approx(1e-3 * spread, rel=1e-3)
+    lonely = leaf.double()
+    lonely[3] += 9.0  # one row that changed places is no distance
+    assert moved_by(leaf, lonely) == pytest.approx(1e-3 * spread, rel=1e-3)
+
+
+def test_without_an_oracle_the_self_test_goes_on_without_the_truth() -> None:
+    def down() -> Leaves | None:
+        raise OracleDown("there is no oracle")
+
+    assert self_test(detections(), verdict_against(detections()), truth=down).ok
 
 
 def test_the_next_largest_leaf_takes_a_fault_that_the_largest_cannot() -> None:

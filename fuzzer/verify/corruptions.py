@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from fuzzer.seeds import Tolerance
-from fuzzer.trees import Leaves
+from fuzzer.trees import Leaf, Leaves
 from fuzzer.verify.compare import COMPLEX, INTEGERS
 from fuzzer.verify.ulp import FORMATS, is_nan, ulp
+from fuzzer.verify.unanswered import OracleDown
 from fuzzer.verify.verdict import Outcome, Verdict
 
 _SMALLEST_MOVE = 64  # ulp: past the rounding that a judge forgives, where a leaf hardly spreads
 _SHARE_OF_SPREAD = 1e-3
+#: Times a leaf's own distance from float64: further than any right way to compute it goes. Known without the judge's
+#: noise floor, which planted faults are to test.
+BEYOND_ERROR = 32.0
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,20 @@ def self_test(
     *,
     informative: Collection[str] | None = None,
     tolerance: Tolerance | None = None,
+    truth: Callable[[], Leaves | None] | None = None,
 ) -> SelfTest:
     """Ask `verdict_of` about every corruption of `outputs`, and about `outputs` themselves; its errors pass through.
 
-    Without `rng` the elements are drawn from a generator seeded with 0. `tolerance` is the seed's own: see
-    `corruptions`.
+    Without `rng` the elements are drawn from a generator seeded with 0. `tolerance` is the seed's own, `truth`
+    gives what float64 answers: see `corruptions`.
     """
+    try:
+        known = None if truth is None else truth()
+    except OracleDown:  # the verdicts on the corruptions then say so
+        known = None
     result = SelfTest(false_alarm=verdict_of(outputs).outcome is Outcome.MISMATCH)
     rng = rng or torch.Generator().manual_seed(0)
-    for corruption in corruptions(outputs, rng, informative=informative, tolerance=tolerance):
+    for corruption in corruptions(outputs, rng, informative=informative, tolerance=tolerance, truth=known):
         if not corruption.applicable:
             result.not_applicable[corruption.name] = corruption.why_not
         elif verdict_of(corruption.leaves).outcome is Outcome.MISMATCH:
@@ -82,11 +91,14 @@ def corruptions(
     *,
     informative: Collection[str] | None = None,
     tolerance: Tolerance | None = None,
+    truth: Leaves | None = None,
 ) -> list[Corruption]:
     """Seven faults, each in the largest leaf that can have it; `outputs` are not touched.
 
     The one element moves by a thousandth of its leaf's spread, or by twice what `tolerance` allows there: an owner who
-    asks for a wide tolerance is not to be told that it is wide (what is wider than the spread is vacuous anyway).
+    asks for a wide tolerance is not to be told that it is wide (what is wider than the spread is vacuous anyway). Where
+    the outputs are far from `truth`, so that a thousandth is what the model's rounding does by itself, it moves by
+    `BEYOND_ERROR` times that distance, but by no more than the spread.
     Only leaves in `informative` are taken, where it is given. Leaves that are sparse or quantised can only be dropped.
     """
     leaves = {
@@ -99,8 +111,9 @@ def corruptions(
     floats = {path: leaf for path, leaf in dense.items() if leaf.dtype in FORMATS or leaf.dtype in COMPLEX}
     integers = {path: leaf for path, leaf in dense.items() if leaf.dtype in INTEGERS}
     numbers = {path: leaf for path, leaf in dense.items() if path in floats or path in integers}
+    far = {path: distance(leaf, (truth or {}).get(path)) for path, leaf in floats.items()}
     return [
-        _plant("one element moved", outputs, floats, lambda leaf: _moved(leaf, rng, tolerance)),
+        _plant_at("one element moved", outputs, floats, lambda path, leaf: _moved(leaf, rng, tolerance, far[path])),
         _plant("two elements swapped", outputs, numbers, _swapped),
         _plant("a leaf zeroed", outputs, numbers, _zeroed),
         _plant("a NaN set", outputs, floats, lambda leaf: _with_nan(leaf, rng)),
@@ -114,12 +127,19 @@ def _plant(
     name: str, outputs: Leaves, candidates: dict[str, Tensor], fault: Callable[[Tensor], Tensor] | None
 ) -> Corruption:
     """`fault` (None: the leaf is left out) in the first candidate that can have it, which is the largest."""
+    return _plant_at(name, outputs, candidates, None if fault is None else lambda path, leaf: fault(leaf))
+
+
+def _plant_at(
+    name: str, outputs: Leaves, candidates: dict[str, Tensor], fault: Callable[[str, Tensor], Tensor] | None
+) -> Corruption:
+    """As `_plant`, where the fault depends on the leaf's path."""
     reasons = []
     for path, leaf in candidates.items():
         try:
             if fault is None:
                 return Corruption(name, {key: value for key, value in outputs.items() if key != path}, True, path)
-            return Corruption(name, {**outputs, path: fault(leaf.detach().to("cpu"))}, True, path)
+            return Corruption(name, {**outputs, path: fault(path, leaf.detach().to("cpu"))}, True, path)
         except _NotApplicable as reason:
             reasons.append(f"{path}: {reason}")
     return Corruption(name, outputs, False, why_not="; ".join(reasons) or "no leaf of that kind")
@@ -131,7 +151,16 @@ def _copy(leaf: Tensor) -> tuple[Tensor, Tensor]:
     return copy, (torch.view_as_real(copy) if copy.is_complex() else copy).reshape(-1)
 
 
-def _moved(leaf: Tensor, rng: torch.Generator, tolerance: Tolerance | None) -> Tensor:
+def distance(leaf: Tensor, truth: Leaf) -> float:
+    """The distance from float64 that nine of ten elements keep (some rows may have changed places); 0 without one."""
+    if not isinstance(truth, Tensor) or truth.shape != leaf.shape or leaf.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if leaf.is_complex() or truth.is_complex() else torch.float64
+    apart = (leaf.detach().to("cpu", wide) - truth.to("cpu", wide)).abs().nan_to_num(0.0, 0.0, 0.0).flatten()
+    return float(apart.kthvalue((9 * len(apart) + 9) // 10).values)
+
+
+def _moved(leaf: Tensor, rng: torch.Generator, tolerance: Tolerance | None, error: float = 0.0) -> Tensor:
     copy, row = _copy(leaf)
     values = row.to(torch.float64)
     finite = torch.isfinite(values)
@@ -140,7 +169,9 @@ def _moved(leaf: Tensor, rng: torch.Generator, tolerance: Tolerance | None) -> T
     known = values[finite]
     scale = float(known.abs().max()) or 1.0
     spread = float((known / scale).std(correction=0)) * scale
-    step = torch.clamp(_SMALLEST_MOVE * ulp(values, row.dtype), min=_SHARE_OF_SPREAD * spread)
+    step = torch.clamp(
+        _SMALLEST_MOVE * ulp(values, row.dtype), min=max(_SHARE_OF_SPREAD * spread, min(BEYOND_ERROR * error, spread))
+    )
     allowed = torch.zeros_like(values)
     if tolerance is not None:
         allowed = tolerance.atol + tolerance.rtol * values.abs()
