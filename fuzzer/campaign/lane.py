@@ -305,6 +305,7 @@ class Lane:
             torch.Generator().manual_seed(0),
             informative=self.vacuity.informative,
             tolerance=self.seed.tolerance,
+            truth=lambda: ask(False).truth,
         )
         if not self.self_test.ok:
             missed = ", ".join(self.self_test.missed) or "nothing could be planted"
