@@ -470,7 +470,7 @@ def test_operand_exceptions_soon_pair_a_zero_with_a_nan_and_one_with_infinity() 
     assert not find_mutator("operand_exceptions").fits(seed_of("x", "counts"))
 
 
-def test_regimes_keep_all_elements_between_two_neighbouring_edges_of_one_sign() -> None:
+def test_regimes_keep_all_elements_between_two_edges_of_one_group_with_one_sign() -> None:
     seed, rng = seed_of("x"), random.Random(5)
     mutator = find_mutator("regimes")
     for _ in range(200):
@@ -478,7 +478,9 @@ def test_regimes_keep_all_elements_between_two_neighbouring_edges_of_one_sign() 
         x = mutator.apply(seed, base_sample(seed, 0), params)["x"].double()
         assert bool((x > 0).all()) != bool((x < 0).all())
         low, high = x.abs().min().item() * (1 + 1e-6), x.abs().max().item() * (1 - 1e-6)
-        assert any(not any(low < edge < high for edge in group) for group in EDGE_GROUPS)
+        groups = [[*sorted(group), 1.25 * max(group)] for group in EDGE_GROUPS]
+        spans = [(group[i], group[min(i + 4, len(group) - 1)]) for group in groups for i in range(len(group) - 1)]
+        assert any(first <= low and high <= last for first, last in spans)
 
 
 def test_duplicated_boxes_are_equal_and_so_are_their_scores_when_asked() -> None:
@@ -551,9 +553,50 @@ def test_integers_out_of_range_are_all_out_of_range() -> None:
     shapes = {"tokens": (2, 7), "offsets": (4, 3)}
     params = [find_mutator("integers_out_of_range").propose(seed, shapes, rng) for _ in range(200)]
     tokens = {each["value"] for each in params if each["input"] == "tokens"}
-    assert tokens == {-1, -2, 50, -(2**63), 2**63 - 1, 2**24 + 1, 2**31, 2**53 + 1}
+    assert tokens == {-1, -2, 50, 63, 64, -(2**63), 2**63 - 1, 2**24 + 1, 2**31, 2**53 + 1}
     offsets = {each["value"] for each in params if each["input"] == "offsets"}
-    assert offsets == {-9, 8, -(2**31), 2**31 - 1, 2**24 + 1}
+    assert offsets == {-9, 8, 31, 32, 63, 64, -(2**31), 2**31 - 1, 2**24 + 1}
+
+
+@pytest.mark.parametrize(("plus", "from_end", "value"), [(1, False, 5), (0, False, 4), (0, True, -5), (1, True, -6)])
+def test_integers_beside_are_the_first_index_that_is_too_large_on_either_side(
+    plus: int, from_end: bool, value: int
+) -> None:
+    seed = seed_of("offsets", allow={"out_of_range_integers": True})
+    place = {"place": "some", "key": 3, "count": 1}
+    params = {"input": "offsets", "where": place, "source": "max", "plus": plus, "from_end": from_end}
+    held = torch.tensor([0, 1, 2, 3, 4, 2], dtype=torch.int32).reshape(2, 3)
+    out = find_mutator("integers_beside").apply(seed, {"offsets": held}, params)["offsets"]
+    assert out[out != held].tolist() in ([value], [])
+    assert value in out.flatten().tolist()
+    assert "integers_beside" not in {m.name for m in mutators_for(seed_of("offsets"))}
+
+
+def test_two_integer_operands_soon_are_the_smallest_and_minus_one() -> None:
+    ints = {name: {"kind": "integers", "shape": [4]} for name in ("left", "right")}
+    seed = seed_of("x", inputs=ints, allow={"out_of_range_integers": True})
+    rng, shapes = random.Random(0), {"left": (4,), "right": (4,)}
+    operands, base = find_mutator("operand_exceptions"), base_sample(seed, 0)
+    seen = [operands.apply(seed, base, operands.propose(seed, shapes, rng)) for _ in range(60)]
+    assert any(bool(((out["left"] == -(2**63)) & (out["right"] == -1)).any()) for out in seen)
+
+
+def test_what_leaves_nothing_of_an_input_is_mostly_put_under_the_steps_before_it() -> None:
+    seed = seed_of("x", mutators={"only": ["uniform"]})
+    negated = Recipe(0, {}, (Step("negate", {"input": "x", "where": EVERYWHERE}),))
+    proposed = [propose_recipe(seed, random.Random(i), negated) for i in range(200)]
+    whole = [recipe.steps for recipe in proposed if len(recipe.steps) == 2 and recipe.steps[0] != recipe.steps[1]]
+    under = sum(steps[0].mutator == "uniform" for steps in whole)
+    assert len(whole) > 50
+    assert 0.4 < under / len(whole) < 0.8
+
+
+def test_a_step_is_now_and_then_made_on_two_inputs_with_the_same_numbers() -> None:
+    seed = seed_of("x", "y", mutators={"only": ["regimes"]})
+    recipes = [propose_recipe(seed, random.Random(i)) for i in range(200)]
+    pairs = [recipe.steps for recipe in recipes if len(recipe.steps) == 2]
+    alike = [a for a, b in pairs if a.params["centre"] == b.params["centre"] and a.params["input"] != b.params["input"]]
+    assert len(alike) > 10
 
 
 def test_integers_are_scaled_only_where_they_have_no_range_or_the_seed_allows_it() -> None:

@@ -40,6 +40,8 @@ class Mutator(ABC, Generic[P]):
 
     name: ClassVar[str]
     params_type: type[P]
+    #: How often it is chosen beside the others, before anything has been learnt.
+    weight: ClassVar[float] = 1.0
 
     @abstractmethod
     def fits(self, seed: Seed) -> bool:
@@ -60,6 +62,10 @@ class Mutator(ABC, Generic[P]):
     def resized(self, params: P) -> dict[str, int]:
         """The named dimensions that these parameters set, with their new sizes."""
         return {}
+
+    def replaces(self, params: P) -> str | None:
+        """The input of whose values these parameters leave nothing, if there is one."""
+        return None
 
     def propose(self, seed: Seed, shapes: Shapes, rng: random.Random) -> dict[str, Any]:
         """Random parameters as JSON values."""
@@ -90,6 +96,11 @@ class AtPlaces(OnInput):
     """Parameters of a change to some elements of one input."""
 
     where: Where
+
+
+def whole(params: OnInput) -> str | None:
+    """The input, where the change is to each of its elements: what `replaces` says of a mutator that keeps no value."""
+    return params.input if isinstance(params, AtPlaces) and params.where.place == "all" else None
 
 
 Q = TypeVar("Q", bound=OnInput)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fuzzer.inputs import sample_with_dims
-from fuzzer.mutate.base import Mutator, Shapes, find_mutator, mutators_for
+from fuzzer.mutate.base import InputMutator, Mutator, Shapes, find_mutator, mutators_for
+from fuzzer.mutate.randomness import new_key
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.mutate.resize import Shape, check_dims, propose_size, resizable
 from fuzzer.seeds.schema import InputSpec, Seed
@@ -24,6 +25,10 @@ DRAWS = 1000
 RESIZED_FRESH, RESIZED = 0.6, 0.4
 #: The share of steps that act where an earlier one did.
 ALIGNED = 0.35
+#: The share of steps that are made on a second input too, where there is one: both large, both zero, NaN in both.
+TOGETHER = 0.2
+#: The share of steps that leave nothing of an input, of those that come before all others instead of undoing them.
+UNDER = 0.6
 
 
 def apply_recipe(seed: Seed, recipe: Recipe) -> dict[str, Tensor]:
@@ -105,7 +110,12 @@ def propose_recipe(
     for _ in range(_geometric(rng, 4)):
         if len(steps) >= MOST_STEPS:
             del steps[rng.randrange(len(steps))]
-        steps.append(_step(seed, mutators, shapes_after(seed, dims, steps), steps, rng, weights or {}))
+        step = _step(seed, mutators, shapes_after(seed, dims, steps), steps, rng, weights or {})
+        _add(steps, step, rng)
+        if rng.random() < TOGETHER and len(steps) < MOST_STEPS:
+            second = _on_another_input(seed, step, rng)
+            if second is not None:
+                _add(steps, second, rng)
     return Recipe(draw, dims, tuple(steps[-MOST_STEPS:]))
 
 
@@ -117,9 +127,34 @@ def _step(
     rng: random.Random,
     weights: Mapping[str, float],
 ) -> Step:
-    mutator = rng.choices(mutators, [weights.get(mutator.name, 1.0) for mutator in mutators])[0]
+    mutator = rng.choices(mutators, [mutator.weight * weights.get(mutator.name, 1.0) for mutator in mutators])[0]
     params = mutator.propose(seed, shapes, rng)
     return Step(mutator.name, _aligned(params, shapes, before, rng))
+
+
+def _add(steps: list[Step], step: Step, rng: random.Random) -> None:
+    """Put the step last; or first, now and then, where it leaves nothing of what the others did to its input."""
+    mutator = find_mutator(step.mutator)
+    under = mutator.replaces(mutator.read(step.params))
+    changed = {earlier.params.get("input") for earlier in steps}
+    steps.insert(0 if under in changed and rng.random() < UNDER else len(steps), step)
+
+
+def _on_another_input(seed: Seed, step: Step, rng: random.Random) -> Step | None:
+    """The same change, with the same numbers, to another input that takes it, if there is one."""
+    mutator = find_mutator(step.mutator)
+    if not isinstance(mutator, InputMutator) or "input" not in step.params:
+        return None
+    name = step.params["input"]
+    spec = seed.inputs[name]
+    others = [o for o in mutator.targets(seed) if o != name and seed.inputs[o].dtype_name == spec.dtype_name]
+    if not others:
+        return None
+    other = rng.choice(others)
+    params = {**step.params, "input": other}
+    if "key" in params:
+        params["key"] = new_key(rng)
+    return Step(mutator.name, params)
 
 
 def _aligned(params: dict[str, Any], shapes: Shapes, before: Sequence[Step], rng: random.Random) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -94,11 +94,52 @@ class IntegersOutOfRange(PlacedInteger):
     def pool(self, spec: InputSpec) -> list[int | None]:
         low, high = declared(spec)
         least, most = limits(spec.dtype_name)
-        wanted = (-1, -2, low - 1, high + 1, least, most, 2**24 + 1, 2**31, 2**53 + 1)
+        widths = (31, 32, 63, 64)  # from which on a shift has nothing left to give
+        wanted = (-1, -2, low - 1, high + 1, least, most, *widths, 2**24 + 1, 2**31, 2**53 + 1)
         return [value for value in wanted if least <= value <= most and not low <= value <= high]
 
     def suits(self, spec: InputSpec) -> bool:
         return is_integer(spec) and bool(self.pool(spec))
+
+
+class BesideParams(AtPlaces):
+    source: Literal["max", "min"]
+    plus: Annotated[int, Field(ge=-2, le=2)]
+    from_end: bool  # counted from the end, as a negative index of what holds one more than the largest
+
+
+@register
+class IntegersBeside(InputMutator[BesideParams]):
+    """The largest or smallest integer that the input holds, one more or less, or as an index from the end.
+
+    Where integers are indices, the largest one is often the last that is valid, which the seed need not know.
+    """
+
+    name = "integers_beside"
+    params_type = BesideParams
+
+    def fits(self, seed: Seed) -> bool:
+        return seed.allow.out_of_range_integers and super().fits(seed)
+
+    def suits(self, spec: InputSpec) -> bool:
+        return is_integer(spec) and not spec.exact
+
+    def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> BesideParams:
+        return BesideParams(
+            input=name,
+            where=propose_where(shape, rng, ("some", "some", "some", "line", "row"), (1, 1, 1, 2, 4)),
+            source=rng.choice(("max", "max", "max", "min")),
+            plus=rng.choice((1, 1, 0, -1, 2)),
+            from_end=rng.random() < 0.4,
+        )
+
+    def alter(self, spec: InputSpec, tensor: Tensor, params: BesideParams) -> Tensor:
+        if tensor.numel() == 0:
+            return tensor.clone()
+        held = int(tensor.max() if params.source == "max" else tensor.min())
+        beside = -(held + 1) - params.plus if params.from_end else held + params.plus
+        least, most = limits(spec.dtype_name)
+        return edited(tensor, params.where, lambda at: torch.full_like(at, min(max(beside, least), most)))
 
 
 class IntegerScaleParams(AtPlaces):

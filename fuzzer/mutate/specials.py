@@ -35,6 +35,12 @@ class SpecialParams(Strict):
 CORE = (0.0, -0.0, 1.0, -1.0)
 
 
+def core_integers(spec: InputSpec, *, beyond: bool) -> list[int]:
+    """−1, 0, 1, 2 and the dtype's ends, as far as they are allowed: what division, powers and shifts have rules for."""
+    least, most = limits(spec.dtype_name)
+    return sorted({-1, 0, 1, 2, least, most} & set(integer_specials(spec, beyond=beyond)))
+
+
 def core_specials(*, nonfinite: bool) -> list[float]:
     """Zeros and ones; NaN and infinities with leave."""
     return [*CORE, math.nan, math.inf, -math.inf, math.nan] if nonfinite else [*CORE]
@@ -114,7 +120,8 @@ class Specials(Mutator[SpecialParams]):
                 specials = core_specials if params.core else partial(float_specials, at.dtype)
                 pool = torch.tensor(specials(nonfinite=nonfinite), dtype=torch.float64)
             else:
-                pool = torch.tensor(integer_specials(spec, beyond=seed.allow.out_of_range_integers))
+                whole = core_integers if params.core else integer_specials
+                pool = torch.tensor(whole(spec, beyond=seed.allow.out_of_range_integers))
             words = torch.from_numpy((draws(key, params.few + len(at)) >> 1).astype("int64"))
             picked = pool[words[: params.few] % len(pool)]
             found = picked[words[params.few :] % params.few]
@@ -127,7 +134,8 @@ class Specials(Mutator[SpecialParams]):
 
 @register
 class OperandExceptions(Specials):
-    """Zeros, ones, NaN and infinities at the same places of two inputs or more, each place in a combination of its own.
+    """Zeros, ones, NaN, infinities and integers' ends at the same places of two inputs or more, each place in a
+    combination of its own.
 
     Where one operand of a product, a quotient, a power or a logarithm is such a value, the other decides.
     """
@@ -135,7 +143,7 @@ class OperandExceptions(Specials):
     name = "operand_exceptions"
 
     def targets(self, seed: Seed) -> list[str]:
-        return [name for name in super().targets(seed) if DTYPES[seed.inputs[name].dtype_name].is_floating_point]
+        return [name for name in super().targets(seed) if not _complex(seed.inputs[name])]
 
     def fits(self, seed: Seed) -> bool:
         return len(self.targets(seed)) > 1

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, register
+from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, register, whole
 from fuzzer.mutate.floats import REAL_DTYPES, edited, saturated
 from fuzzer.mutate.randomness import draws, new_key
 from fuzzer.mutate.uniform import valid_range
@@ -18,6 +18,8 @@ from fuzzer.mutate.values import EDGE_GROUPS, edge
 from fuzzer.mutate.where import Key, Place, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
 
+#: How likely each group of edges gives a regime: where exponentials end, tails begin and formulas change, twice.
+_LIKELY = (2, 1, 2, 2, 1, 1, 1, 1)
 REGIONS: tuple[Place, ...] = ("all", "all", "all", "slab", "row", "window", "some", "tail")
 Signs = Literal["plus", "minus", "both"]
 Exponent = Annotated[int, Field(ge=-1074, le=1023)]
@@ -44,6 +46,9 @@ class Magnitudes(InputMutator[MagnitudeParams]):
 
     def suits(self, spec: InputSpec) -> bool:
         return free_float(spec)
+
+    def replaces(self, params: MagnitudeParams) -> str | None:
+        return whole(params)
 
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> MagnitudeParams:
         info = torch.finfo(REAL_DTYPES[seed.inputs[name].dtype_name])
@@ -94,6 +99,9 @@ class Spans(InputMutator[SpanParams]):
     def suits(self, spec: InputSpec) -> bool:
         return free_float(spec)
 
+    def replaces(self, params: SpanParams) -> str | None:
+        return whole(params)
+
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> SpanParams:
         low, high = valid_range(seed.inputs[name])
         inside = (low, high, (low + high) / 2, low + (high - low) * rng.random())
@@ -118,17 +126,19 @@ class Spans(InputMutator[SpanParams]):
 
 @register
 class Regimes(Spans):
-    """Values between two neighbouring edges of a special function, of one sign, mostly in the whole input.
+    """Values between two edges of a special function that are near each other, of one sign, mostly in the whole input.
 
     Where all of an output lies in one regime (all subnormal, all saturated, all cancelled), no larger element hides it.
     """
 
     name = "regimes"
+    weight = 2.0
 
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> SpanParams:
-        edges = sorted(rng.choice(EDGE_GROUPS))
-        first = rng.randrange(len(edges))
-        low, high = edges[first], edges[first + 1] if first + 1 < len(edges) else 1.25 * edges[first]
+        edges = sorted(rng.choices(EDGE_GROUPS, _LIKELY)[0])
+        edges.append(1.25 * edges[-1])
+        first = rng.randrange(len(edges) - 1)
+        low, high = edges[first], edges[min(first + rng.choice((1, 1, 2, 4)), len(edges) - 1)]
         where = propose_where(shape, rng, ("all", "all", "all", "all", "slab", "row"))
         return SpanParams(
             input=name,

@@ -40,6 +40,9 @@ class Uniform(InputMutator[UniformParams]):
         if name not in seed.inputs:
             raise InputError(f"mutator {self.name}: seed {seed.name} has no input {name!r}")
 
+    def replaces(self, params: UniformParams) -> str | None:
+        return params.input
+
     def pick(self, seed: object, name: str, shape: tuple[int, ...], rng: random.Random) -> UniformParams:
         return UniformParams(input=name, key=new_key(rng))
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, register
+from fuzzer.mutate.base import AtPlaces, FiniteFloat, InputMutator, free_float, register, whole
 from fuzzer.mutate.floats import REAL_DTYPES, edited, saturated, ulp_step
 from fuzzer.mutate.where import Place, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
@@ -43,6 +43,9 @@ class PlacedValues(InputMutator[PlacedParams]):
 
     def suits(self, spec: InputSpec) -> bool:
         return free_float(spec)
+
+    def replaces(self, params: PlacedParams) -> str | None:
+        return whole(params)
 
     def values(self, dtype: torch.dtype, rng: random.Random) -> list[float]:
         pool = self.pool(dtype)
@@ -135,6 +138,8 @@ EDGE_GROUPS: tuple[tuple[float, ...], ...] = (
     (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.25, 0.46875, 0.5, 0.625, 0.84375, 1.0, 1.25, 1.41421356),
     (1e-10, 1e-9, 1e-8, 1e-7, 1.2e-7, 1e-5, 1e-4, 1e-3, 1e-20),
     (0.69314718, 1.57079633, 3.14159265, 6.28318531, 1e5),
+    (1e13, 1.8e19, 1.9e19, 1e20, 1e25, 1e30, 3e38),  # cubes and squares overflow from here on, and sums in the end
+    (1e-38, 1e-30, 1e-23, 1e-19, 1e-13),  # as they underflow
 )
 
 
@@ -231,6 +236,7 @@ class NonFinites(InputMutator[NonFiniteParams]):
 
     name = "nonfinite"
     params_type = NonFiniteParams
+    weight = 2.0  # each operator has rules of its own for them
 
     def fits(self, seed: Seed) -> bool:
         return seed.allow.nonfinite and super().fits(seed)
@@ -239,7 +245,9 @@ class NonFinites(InputMutator[NonFiniteParams]):
         return free_float(spec)
 
     def pick(self, seed: Seed, name: str, shape: tuple[int, ...], rng: random.Random) -> NonFiniteParams:
-        where = propose_where(shape, rng, ("some", "some", "some", "line", "row", "window", "all"), (1, 1, 1, 2, 3, 8))
+        where = propose_where(
+            shape, rng, ("some", "some", "some", "line", "row", "row", "window", "all"), (1, 1, 1, 2, 3, 8)
+        )
         one: list[NonFinite] = [rng.choice(("nan", "inf", "-inf"))]
         mixed: list[NonFinite] = ["nan", "inf", "-inf"]
         return NonFiniteParams(input=name, where=where, values=rng.choice((one, one, one, mixed)))
