@@ -103,8 +103,12 @@ class Plan:
 
 
 def target_of(case: Case) -> str:
-    """ONNX Runtime where the case diverges there, else Inductor; where eager itself dies, ONNX Runtime beside it."""
-    if ORT in case.targets or EAGER in case.targets:
+    """ONNX Runtime where the case diverges there, else Inductor; where eager itself dies, ONNX Runtime beside it.
+
+    A target that takes the module comes before one that refuses it.
+    """
+    taken = [target for target in case.targets if target not in case.refused] or case.targets
+    if ORT in taken or EAGER in taken:
         return spec_of(case, ORT)
     return INDUCTOR
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import known
-from benchmarks.known_cases import CASES, ORT, by_name, table
-from benchmarks.known_search import Hunt, Plan, Sighting, hunt
+from benchmarks.known_cases import CASES, INDUCTOR, ORT, by_name, table
+from benchmarks.known_search import Hunt, Plan, Sighting, hunt, target_of
 from fuzzer.errors import InputError
 
 OTHER_TABLE = """
@@ -94,3 +94,9 @@ def test_a_finding_is_proven_by_reruns_of_its_own_case() -> None:
     told = json.loads(json.dumps(known.report([found])))
     assert told["hunts"][0]["sightings"][-1]["label"].startswith("numeric/integer")
     assert found.labelled_at == found.sightings[-1].execution
+
+
+def test_a_target_that_takes_the_module_comes_before_one_that_refuses_it() -> None:
+    assert target_of(by_name("clamp_beyond_uint8")) == INDUCTOR
+    assert target_of(by_name("stable_sort")) == ORT  # refused by all: that is the divergence
+    assert target_of(by_name("roi_align_nan")) == ORT
