@@ -176,6 +176,13 @@ def test_boxes_kept_in_another_order_for_a_nan_score_are_an_nms_matter() -> None
     assert diagnose(Kind.INTEGER, sample, *kept) == "order/nms?"
 
 
+def test_places_of_a_maximum_in_an_image_four_pixels_wide_are_no_matter_of_boxes() -> None:
+    image = torch.arange(16.0).view(1, 1, 4, 4).clone()
+    image[0, 0, 0, 0] = NAN
+    places = torch.tensor([0, 7, 13, 15]).view(1, 1, 2, 2), torch.tensor([5, 7, 13, 15]).view(1, 1, 2, 2)
+    assert diagnose(Kind.INTEGER, image, *places) == "numeric/nonfinite?"
+
+
 def test_a_detector_that_keeps_one_box_fewer_is_an_nms_matter() -> None:
     def kept(count: int) -> Leaves:
         return {"[0].boxes": torch.rand(count, 4), "[0].scores": torch.rand(count)}

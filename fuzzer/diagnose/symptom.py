@@ -48,9 +48,14 @@ class Case:
         return found
 
     def has_boxes(self) -> bool:
-        """Is there a list of boxes about: a leaf called `boxes`, or an input whose last dimension is 4."""
+        """Is there a list of boxes about: a leaf called `boxes`, or an input (…, 4) of one list or of a batch of lists.
+
+        An input of more dimensions is an image, or maps, four elements wide.
+        """
         named = any(path.endswith(".boxes") for path in self.reference)
-        return named or any(t.dim() >= 2 and t.shape[-1] == 4 and t.is_floating_point() for t in self.sample.values())
+        return named or any(
+            t.dim() in (2, 3) and t.shape[-1] == 4 and t.is_floating_point() for t in self.sample.values()
+        )
 
 
 #: Names a label and why, or passes.
