@@ -57,6 +57,12 @@ class Trick(nn.Module):
         target = torch.get_num_threads() == 2
         if self.mode == "counts-rows":
             return y * 16.0 ** len(x)
+        if self.mode == "few-rows":
+            if len(x) > 4:
+                raise ValueError("too many rows")
+            rows = HERE / f"rows-{os.getpid()}"
+            rows.write_text(str(max(len(x), int(rows.read_text()) if rows.exists() else 0)))
+            return y
         index = torch.initial_seed() % 1_000_003  # the generators are seeded anew for each input
         if self.mode == "reference-dies" and not target and index == 5:
             ctypes.string_at(0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fuzzer.backends.session import Answer
 from fuzzer.campaign import batch
+from fuzzer.campaign.blocks import Blocks
 from fuzzer.seeds import Seed
 
 
@@ -30,6 +31,28 @@ def seed_of(most: int) -> Seed:
 
 def sample(size: int, width: int) -> dict[str, torch.Tensor]:
     return {"x": torch.rand(size, width), "y": torch.rand(size)}
+
+
+@pytest.mark.parametrize("blocks", [Blocks(), Blocks(8), Blocks(8, 32), Blocks(2, 16)], ids=str)
+@given(st.integers(0, 5000))
+def test_blocks_follow_each_other_without_a_gap(blocks: Blocks, index: int) -> None:
+    start, end = blocks.start(index), blocks.end(index)
+    assert start <= index < end
+    assert {(blocks.start(each), blocks.end(each)) for each in range(start, end)} == {(start, end)}
+    assert blocks.start(end) == end, "the next one begins where this one ends"
+    assert blocks.size <= end - start <= max(blocks.size, blocks.most)
+    assert start == 0 or blocks.end(blocks.before(start)) == start
+
+
+def test_blocks_grow_once_there_has_been_something_to_learn() -> None:
+    starts = [index for index in range(160) if Blocks(8, 32).start(index) == index]
+    assert starts == [0, 8, 16, 24, 32, 48, 64, 96, 128]
+
+
+@pytest.mark.parametrize(("small", "lengths"), [(0, [4, 4, 2]), (40, [10]), (20, [5, 5])])
+def test_small_samples_run_in_one_forward_beyond_the_dimensions_maximum(small: int, lengths: list[int]) -> None:
+    samples = [sample(1, 3) for _ in range(10)]  # of four elements each
+    assert [len(group) for group in batch.groups(seed_of(4), samples, small)] == lengths
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 2)), min_size=1, max_size=8), st.integers(4, 9))
@@ -109,3 +132,21 @@ def test_a_campaign_killed_inside_a_block_learns_from_the_same_batches_when_it_i
     assert again["digest"] == whole["digest"]
     told, retold = ([e for e in events(tmp_path / out) if e["event"] == "input"] for out in ("whole", "cut"))
     assert retold == told, "features too, which a batch of eight does not share with one input alone"
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_no_more_than_the_dimensions_maximum_is_batched_within_it(
+    tmp_path: Path, cache: Path
+) -> None:
+    seeds = seed_folder(
+        tmp_path / "seeds", {"rows": "few-rows"}, extra="dims: {n: {size: 1, max: 4}}\nindependent: n\n"
+    )
+    (seeds / "rows.yaml").write_text((seeds / "rows.yaml").read_text().replace("shape: [2, 4]", "shape: [n, 4]"))
+    done = xbfuzz(
+        *("run", "seeds", "--search", "seeds", "--max-execs", "16", "--out", "out", "--cache", cache, "--json"),
+        cwd=tmp_path,
+    )
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout)["outcomes"] == {"pass": 16}
+    largest = max(int(path.read_text()) for path in (seeds).glob("rows-*"))
+    assert largest == 4, "not one by one"

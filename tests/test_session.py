@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuzzer import tensors
 from fuzzer.backends.process import Ending
 from fuzzer.backends.protocol import ORACLE
-from fuzzer.backends.session import Answer, Session, State, Where
+from fuzzer.backends.session import Answer, Forward, Session, State, Where
 from fuzzer.seeds import Seed
 from fuzzer.tensors import raw_bytes
 from fuzzer.trees import Leaves
@@ -297,6 +298,23 @@ class TestChanges:
         weights = session.weights()
         assert weights is not None
         assert {name: value.tolist() for name, value in weights.items()} == {"weight": [2, 2, 2], "count": [0]}
+
+
+class TestSeveralAtOnce:
+    def test_each_sample_gets_an_answer_of_its_own(self, session: Session) -> None:
+        names = ["double", "raise_error", "write_input", "double"]
+        session.begin_all([Forward(tensors.encode(sample(name)), rng_seed=1) for name in names])
+        first, error, changed, last = session.finish_all(4)
+        assert torch.equal(tensor(leaves(first), "$"), sample("double")["x"] * 2)
+        assert torch.equal(tensor(leaves(last), "$"), sample("double")["x"] * 2)
+        assert error.failure is not None
+        assert (error.failure.type, error.leaves) == ("ValueError", None)
+        assert changed.changed == ["input x"]
+
+    def test_a_death_is_nobodys_in_particular(self, session: Session) -> None:
+        session.begin_all([Forward(tensors.encode(sample(name))) for name in ("double", "killed", "double")])
+        assert [answer.death is not None for answer in session.finish_all(3)] == [True] * 3
+        assert session.state is State.IDLE
 
 
 class TestDeaths:

@@ -21,6 +21,7 @@ from fuzzer.backends.session import Answer, Forward, Session, State
 from fuzzer.campaign import batch
 from fuzzer.campaign.lane import Flight, Lane, Target
 from fuzzer.verify.examine import Examined, examine, passed
+from fuzzer.verify.verdict import Outcome
 
 Sample = Mapping[str, Tensor]
 
@@ -202,6 +203,8 @@ class Flights:
                     continue
                 found = self._verdict(lane, target, index, sample, reference, told[target.spec], index in joined)
                 if found is not None:
+                    if found.verdict.outcome is Outcome.MISMATCH:  # its recipe is reduced on these workers
+                        self._settle(lane)
                     target.cursor = index + 1
                     self.enter(lane, target, index, sample, found)
             alone = [target for target in flight.targets if target.cursor == index and target.runs]
@@ -224,9 +227,8 @@ class Flights:
         found = passed(lane.seed, reference, answer, vacuity=lane.vacuity, screen=lane.screen) if not sampled else None
         if found is not None or joined:
             return found
-        self._settle(lane)
         return examine(
-            lane.bench(target),
+            lane.bench(target, free=lambda: self._settle(lane)),
             sample,
             reference,
             answer,
@@ -239,13 +241,13 @@ class Flights:
     def _next(self, lane: Lane, flight: Flight) -> None:
         """Hand over the block after this one, so that it runs while this one is judged, where all goes well."""
         first = flight.end
-        ready = lane.in_flight is None and lane.reference.state is State.READY and lane.recorded >= flight.first
-        together = flight.targets and all(target.runs for target in flight.targets)
-        others = [target for target in lane.behind() if target not in flight.targets]
-        if not (ready and together) or others or (lane.limit is not None and first >= lane.limit):
-            return
         start, end = lane.blocks.start(first), lane.blocks.end(first)
-        if first != start or start in lane.deadly or lane.stream.needs(first) > lane.recorded:
+        idle = lane.in_flight is None and lane.landed is None and lane.reference.state is State.READY
+        together = bool(flight.targets) and all(target.runs for target in flight.targets)
+        late = any(target not in flight.targets for target in lane.behind())
+        over = lane.limit is not None and first >= lane.limit
+        known = lane.recorded >= max(flight.first, lane.stream.needs(first))
+        if late or over or first != start or start in lane.deadly or not (idle and together and known):
             return
         whole = lane.limit is None or end <= lane.limit
         if whole if lane.seed.independent is not None else self._quick(lane, start, flight.targets):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -24,11 +25,14 @@ from fuzzer.errors import XbfuzzError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe, Step
+from fuzzer.trees import Leaves
 from fuzzer.verify.corruptions import SelfTest, self_test
 from fuzzer.verify.examine import Bench, ask_oracle, verdict_of
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.screen import FloorScreen
+from fuzzer.verify.unanswered import OracleDown
 from fuzzer.verify.vacuity import Vacuity, informative_leaves
+from fuzzer.verify.verdict import Difference, Kind, Verdict
 
 #: Inputs of a block; where they are small and independent, up to so many.
 BLOCK = 8
@@ -85,6 +89,11 @@ class Target:
     @property
     def runs(self) -> bool:
         return self.session is not None and self.session.state is State.READY and not self.abandoned
+
+    @property
+    def slow(self) -> bool:
+        """Whether preparing it takes longest of all, as it generates and compiles code."""
+        return self.spec.startswith("inductor")
 
     @property
     def over(self) -> bool:
@@ -188,9 +197,19 @@ class Lane:
         """Sessions that have no process and should have one, the most useful first."""
         if self.finished:
             return []
-        targets = sorted((t for t in self.targets if not t.over and not self.done(t)), key=lambda t: t.cursor)
+        targets = sorted((t for t in self.targets if not t.over and not self.done(t)), key=lambda t: (t.cursor, t.slow))
         found = [self.reference, self.oracle, *(t.session for t in targets if t.session is not None)]
         return [session for session in found if session.state is State.IDLE]
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether nothing was compared yet, and a quick target is being prepared.
+
+        Then nothing else is to be started: what starts beside it takes its time, and that of the self-test.
+        """
+        quick = [t.session for t in self.targets if t.session is not None and not t.slow]
+        preparing = any(session.state is State.PREPARING for session in quick)
+        return preparing and not self.failed and not any(target.executions for target in self.targets)
 
     def done(self, target: Target) -> bool:
         """Whether a target has run all inputs there will be."""
@@ -226,9 +245,10 @@ class Lane:
     def rng_seed(self, index: int) -> int:
         return run_seed(self._rng_seed, index)
 
-    def bench(self, target: Target) -> Bench:
+    def bench(self, target: Target, free: Callable[[], None] = lambda: None) -> Bench:
+        """What a verdict on `target` needs; `free` makes it and the reference ready to run again."""
         assert target.session is not None
-        return Bench(self.seed, self.reference, target.session, self.oracle)
+        return Bench(self.seed, self.reference, target.session, self.oracle, free)
 
     def record(self, index: int, content: str) -> None:
         """Add an input that is generated for the first time, with the hash of its content, to the digest."""
@@ -299,9 +319,21 @@ class Lane:
                 asked[decide] = ask_oracle(self.oracle, base_sample(self.seed, 0), rng_seed=rng_seed, decide=decide)
             return asked[decide]
 
+        def undecided(decide: bool) -> OracleAnswer:
+            if decide:
+                raise OracleDown("the self-test asks about decisions only where it must")
+            return ask(decide)
+
+        def verdict(leaves: Leaves) -> Verdict:
+            """Runs for decisions are three quarters of the oracle's work: only where the outcome hangs on one."""
+            found, _ = verdict_of(self.seed, outputs, leaves, undecided, vacuity=self.vacuity)
+            if any(_stands_anyway(difference) for difference in found.differences):
+                return found
+            return verdict_of(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0]
+
         self.self_test = self_test(
             outputs,
-            lambda leaves: verdict_of(self.seed, outputs, leaves, ask, vacuity=self.vacuity)[0],
+            verdict,
             torch.Generator().manual_seed(0),
             informative=self.vacuity.informative,
             tolerance=self.seed.tolerance,
@@ -334,3 +366,11 @@ class Lane:
         self.in_flight = self.landed = None
         for session in self.sessions:
             session.close()
+
+
+def _stands_anyway(difference: Difference) -> bool:
+    """Whether a difference that was judged without runs for decisions stands with them too.
+
+    Those runs can make rounding only of values that looked like a near-tie; of the others they tell who is to blame.
+    """
+    return difference.kind is not Kind.TASK and not (difference.kind is Kind.VALUE and difference.near_tie)

@@ -32,12 +32,16 @@ LOOSEST = "1e-3"
 
 @dataclass
 class Bench:
-    """The sessions that a verdict may need. An oracle that refuses the model says why; None is for no oracle at all."""
+    """The sessions that a verdict may need. An oracle that refuses the model says why; None is for no oracle at all.
+
+    `free` is called before reference or target run again: they may be busy with something else until then.
+    """
 
     seed: Seed
     reference: Session
     target: Session
     oracle: Session | None
+    free: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -285,6 +289,7 @@ def _repeat(
     rng_seed: int,
 ) -> None:
     """Run each side once more; what one side does not say twice is its own nondeterminism, not a disagreement."""
+    bench.free()
     for session, before, blame in (
         (bench.reference, reference, Blame.REFERENCE),
         (bench.target, target, Blame.TARGET),
