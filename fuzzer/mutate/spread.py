@@ -19,7 +19,7 @@ from fuzzer.mutate.where import Key, Place, propose_where
 from fuzzer.seeds.schema import InputSpec, Seed
 
 #: How likely each group of edges gives a regime: where exponentials end, tails begin and formulas change, twice.
-_LIKELY = (2, 1, 2, 2, 1, 1, 1, 1)
+_LIKELY = (2, 1, 2, 2, 1, 1, 2, 1, 1)
 REGIONS: tuple[Place, ...] = ("all", "all", "all", "slab", "row", "window", "some", "tail")
 Signs = Literal["plus", "minus", "both"]
 Exponent = Annotated[int, Field(ge=-1074, le=1023)]

@@ -138,6 +138,7 @@ EDGE_GROUPS: tuple[tuple[float, ...], ...] = (
     (2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.25, 0.46875, 0.5, 0.625, 0.84375, 1.0, 1.25, 1.41421356),
     (1e-10, 1e-9, 1e-8, 1e-7, 1.2e-7, 1e-5, 1e-4, 1e-3, 1e-20),
     (0.69314718, 1.57079633, 3.14159265, 6.28318531, 1e5),
+    (3.83, 3.92, 4.5, 8.32, 8.67, 9.01, 16.64, 17.33, 19.06, 36.74),  # erf, tanh and sigmoid round to 1 from here on
     (1e13, 1.8e19, 1.9e19, 1e20, 1e25, 1e30, 3e38),  # cubes and squares overflow from here on, and sums in the end
     (1e-38, 1e-30, 1e-23, 1e-19, 1e-13),  # as they underflow
 )
