@@ -282,15 +282,19 @@ class _Log:
 
     def result(self, path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self.entries.append((path, False, _copied(output)))
+            # a lone tensor without a call more: Dynamo traces this hook once for each module
+            self.entries.append((path, False, output.clone() if isinstance(output, Tensor) else _copied(output)))
 
         return hook
 
 
 def _copied(value: Any) -> Any:
-    """Copies of the tensors in plain containers, nothing else: simple enough for Dynamo to trace."""
+    """Copies of the tensors in plain containers, nothing else: simple enough for Dynamo to trace.
+
+    Without `detach`, a node more each, because whoever observes turns gradients off.
+    """
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.clone()
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

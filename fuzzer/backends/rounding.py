@@ -132,6 +132,8 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operands moved, but for those that the operator writes to: they must stay the caller's own."""
+        if not func._schema.is_mutable:
+            return each_tensor(self.move, args), each_tensor(self.move, kwargs)
         written = {at for at, argument in enumerate(func._schema.arguments) if argument.is_write}
         names = {func._schema.arguments[at].name for at in written}
         moved = tuple(x if at in written else each_tensor(self.move, x) for at, x in enumerate(args))
