@@ -13,10 +13,14 @@ import psutil
 import pytest
 from campaign_runs import TARGET, count, events, seed_folder, start, until, workers_of, xbfuzz
 
-from fuzzer.backends.session import Where
+from fuzzer.backends.protocol import ORACLE
+from fuzzer.backends.session import State, Where
 from fuzzer.campaign import Campaign, Options, loop
+from fuzzer.campaign.lane import Lane
+from fuzzer.campaign.plan import make_plan
 from fuzzer.crashes.store import load_crash
 from fuzzer.mutate.recipe import Recipe
+from fuzzer.seeds import Seed
 from fuzzer.seeds.load import load_seeds
 
 OTHER = "eager:cpu?layout=channels_last"
@@ -327,3 +331,23 @@ def test_a_full_disk_ends_the_campaign_with_one_line_and_a_journal_that_can_be_r
     done = xbfuzz(*arguments, "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["executions"] == 100
+
+
+def test_a_quick_target_is_prepared_first_and_alone_until_something_was_compared(tmp_path: Path) -> None:
+    model, inputs = {"source": "builder", "builder": "m:M"}, {"x": {"kind": "floats", "shape": [2]}}
+    targets = ["inductor:cpu", "aot_eager:cpu", "eager:cpu?threads=2"]
+    given = Seed.model_validate({"name": "n", "model": model, "inputs": inputs, "backends": targets})
+    (planned,) = make_plan([given], Options(out=tmp_path)).seeds
+    lane = Lane(planned, Where(None), 0, [])
+    waiting = [session.backend for session in lane.wanted()]
+    assert waiting == ["eager:cpu", ORACLE, "aot_eager:cpu", "eager:cpu?threads=2", "inductor:cpu"]
+    slow, quick, other = lane.targets
+    assert slow.session is not None
+    assert quick.session is not None
+    assert not lane.awaits_first
+    quick.session.state = State.PREPARING
+    assert lane.awaits_first
+    other.executions = 1
+    assert not lane.awaits_first
+    other.executions, quick.session.state, slow.session.state = 0, State.READY, State.PREPARING
+    assert not lane.awaits_first  # nobody waits for the slow one

@@ -47,6 +47,8 @@ class Pool:
         waiting = [lane for lane in self._queue if not lane.finished]
         for lane in waiting:
             for session in lane.wanted():
+                if lane.awaits_first:
+                    return ended
                 if self._live() >= self._most and not (lane is waiting[0] and self._make_room_for(lane)):
                     return ended
                 if busy >= AT_A_TIME:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from fuzzer.trees import Leaves
 from fuzzer.verify.tasks.base import Evidence, TaskKind, blame_of, count, not_run, register
@@ -101,6 +100,8 @@ def match(reference: Image, target: Image) -> Match:
 
 def _overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """IoU [n, m], 1 for boxes whose corners are alike; and the same with 2 for boxes that are equal bit for bit."""
+    from torchvision.ops import box_iou  # brings Dynamo along, a second or more: only where boxes are compared
+
     iou = box_iou(a, b).nan_to_num(0.0, 0.0, 0.0).clamp(0.0, 1.0)
     if not iou.numel():
         return iou, iou
