@@ -1,6 +1,9 @@
-"""Small modules that magnify rounding: cancellation, wide softmaxes, near-singular systems, variance of huge numbers.
+"""Small modules that magnify rounding: cancellation, wide softmaxes, near-singular systems, variance of huge numbers,
+places between cancelling neighbours, saturation, recurrences with a gain, mixed scales.
 
-They are right as they are; a judge that takes their noise for a fault cries wolf. `SEEDS` has one seed for each.
+They are right as they are; a judge that takes their noise for a fault cries wolf. `seeds` has one seed for each.
+(Group norm with an offset is not: in channels-last layout its kernel takes the mean of squares minus the square of the
+mean, and is wrong by 0.2 of a deviation at an offset of a thousand.)
 """
 
 from __future__ import annotations
@@ -68,6 +71,46 @@ def _gelu_tail(module: nn.Module, x: Tensor) -> Tensor:
     return F.gelu(x - 4) * 1e6
 
 
+def _resized(module: nn.Module, x: Tensor) -> Tensor:
+    """Neighbours cancel, so that the places between them matter."""
+    signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
+    return F.interpolate(x * 1e6 * signs, scale_factor=1.7, mode="bilinear", align_corners=False)
+
+
+def _sampled(module: nn.Module, x: Tensor) -> Tensor:
+    grid = F.affine_grid(torch.tensor([[[0.9, 0.1, 0.01], [-0.1, 0.9, 0.02]]]), [1, 1, 12, 12], align_corners=False)
+    return F.grid_sample(x * 1e6, grid, align_corners=False)
+
+
+def _histogram(module: nn.Module, x: Tensor) -> Tensor:
+    """Adds up in place at indices that repeat."""
+    sums = torch.zeros(8)
+    sums.index_add_(0, torch.arange(x.numel()) % 8, x.flatten() * 1e4)
+    return sums + x.flatten()[:8]
+
+
+def _mixed_scales(module: nn.Module, x: Tensor) -> Tensor:
+    """Columns of 1e-20 to 1e5 in one leaf, each a cancelling product."""
+    return (x @ x.t()) * torch.logspace(-20, 5, x.shape[0])
+
+
+def _saturated(module: nn.Module, x: Tensor) -> Tensor:
+    return torch.sigmoid(x @ x.t() + 12)
+
+
+def _nearly_constant(module: nn.Module, x: Tensor) -> Tensor:
+    return 3 + 1e-6 * torch.tanh(x @ x.t() / 8)
+
+
+def _sharp_recurrence(module: nn.Module, x: Tensor) -> Tensor:
+    """Tanh with a gain of 3, twenty times over: rounding doubles in each step."""
+    state = x
+    weight = torch.sin(torch.arange(256.0).view(16, 16) * 1.7) * 0.35
+    for _ in range(20):
+        state = torch.tanh(3 * state @ weight)
+    return state
+
+
 #: By name: the function, and the shape of its input.
 FUNCTIONS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], list[int]]] = {
     "cancelling-sum": (_cancelling_sum, [4, 200]),
@@ -79,6 +122,13 @@ FUNCTIONS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], list[int]]] = 
     "sharp-attention": (_sharp_attention, [17, 32]),
     "near-points": (_near_points, [30, 8]),
     "gelu-tail": (_gelu_tail, [40]),
+    "resized": (_resized, [1, 2, 9, 13]),
+    "sampled": (_sampled, [1, 1, 12, 16]),
+    "histogram": (_histogram, [4, 64]),
+    "mixed-scales": (_mixed_scales, [16, 64]),
+    "saturated": (_saturated, [8, 32]),
+    "nearly-constant": (_nearly_constant, [8, 32]),
+    "sharp-recurrence": (_sharp_recurrence, [4, 16]),
 }
 
 

@@ -21,8 +21,9 @@ from fuzzer.backends.protocol import ORACLE
 from fuzzer.backends.session import Answer
 from fuzzer.inputs import base_sample
 from fuzzer.models import Model
-from fuzzer.seeds import Seed
+from fuzzer.seeds import Seed, Tolerance
 from fuzzer.trees import Leaves, flatten
+from fuzzer.verify.compare import compare
 from fuzzer.verify.corruptions import BEYOND_ERROR, distance
 from fuzzer.verify.examine import Bench, examine
 from fuzzer.verify.noise import OracleAnswer
@@ -74,15 +75,17 @@ class Large(nn.Module):
 Fault = Callable[[Tensor], Tensor | None]
 
 
-def _one_moved(leaf: Tensor, error: float = 0.0) -> Tensor | None:
+def _one_moved(leaf: Tensor, error: float = 0.0, tolerance: Tolerance | None = None) -> Tensor | None:
     """One element by a thousandth of the spread, or by `BEYOND_ERROR` times the leaf's own `error` where that is more.
 
-    A smaller step is what the model's rounding does by itself: no fault.
+    A smaller step is what the model's rounding does by itself: no fault. Of a seed with its own `tolerance` it is at
+    least twice what that allows.
     """
     spread = float(leaf.double().std()) if leaf.numel() > 1 else 0.0
     row = leaf.flatten().clone()
     middle = len(row) // 2
-    row[middle] += max(1e-3 * spread, BEYOND_ERROR * error)
+    allowed = 0.0 if tolerance is None else tolerance.atol + tolerance.rtol * abs(float(row[middle]))
+    row[middle] += max(1e-3 * spread, BEYOND_ERROR * error, 2 * allowed)
     return row.view_as(leaf) if spread > 0 and bool(row[middle] != leaf.flatten()[middle]) else None
 
 
@@ -134,13 +137,25 @@ FLOAT_FAULTS: dict[str, Fault] = {
 }
 
 
-def plant(outputs: Leaves, truth: Leaves | None = None) -> Iterator[tuple[str, str, Leaves]]:
-    """Name, path and the outputs with each fault in each leaf that can have it; `truth` is what float64 answers."""
+def plant(
+    outputs: Leaves, truth: Leaves | None = None, tolerance: Tolerance | None = None
+) -> Iterator[tuple[str, str, Leaves]]:
+    """Name, path and the outputs with each fault in each leaf that can have it; `truth` is what float64 answers.
+
+    What a seed's own `tolerance` lets pass is no fault there, and is left out.
+    """
+    for name, path, wrong in _planted(outputs, truth, tolerance):
+        if tolerance is None or compare(outputs, wrong, tolerance=tolerance).differences:
+            yield name, path, wrong
+
+
+def _planted(outputs: Leaves, truth: Leaves | None, tolerance: Tolerance | None) -> Iterator[tuple[str, str, Leaves]]:
     for path, leaf in outputs.items():
         if not isinstance(leaf, Tensor) or leaf.numel() == 0:
             continue
         if leaf.is_floating_point():
-            faults = {ONE_MOVED: partial(_one_moved, error=distance(leaf, (truth or {}).get(path)))} | FLOAT_FAULTS
+            error = distance(leaf, (truth or {}).get(path))
+            faults = {ONE_MOVED: partial(_one_moved, error=error, tolerance=tolerance)} | FLOAT_FAULTS
             for name, fault in faults.items():
                 wrong = fault(leaf)
                 if wrong is not None:
@@ -195,7 +210,7 @@ def hunt(model: Model, draws: int, found: Caught, only: Collection[str] | None =
         outputs = flatten(call(model, sample))
         answers: dict[str, Answer] = {}
         truth = OracleAnswer.from_leaves(oracle.run(sample, rng_seed=0, kind="truth").leaves or {}).truth
-        mutants = [*plant(outputs, truth), *(signs_flipped(outputs) if seed.signed_zero else ())]
+        mutants = [*plant(outputs, truth, seed.tolerance), *(signs_flipped(outputs) if seed.signed_zero else ())]
         half = in_half(model, sample)
         if half is not None and any(isinstance(x, Tensor) and x.is_floating_point() for x in half.values()):
             mutants.append(("float16 inside", "$", half))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.harmless import CONTROLS, call, rounding_once
+from benchmarks.harmless import CONTROLS, RoundedOnce, call, rounding_once
 from benchmarks.local import Computed, Remembering
 from benchmarks.lossy import lost_by
 from fuzzer.backends.session import Answer
@@ -118,6 +118,14 @@ class Tally:
         self.reference_faults_shown = _one_a_group(self.reference_faults_shown)
 
 
+class RoundingOnce(Remembering):
+    """The oracle of the yardstick: its kernels round once too, so that what overflows inside them hides no noise."""
+
+    def run(self, sample: Mapping[str, Tensor], *, rng_seed: int, check: bool = False, **variant: Any) -> Answer:
+        with RoundedOnce():  # type: ignore[no-untyped-call]
+            return super().run(sample, rng_seed=rng_seed, check=check, **variant)
+
+
 class Silence:
     """One seed with its reference, oracle and controls, all in this process; its inputs from the `first`-th on."""
 
@@ -132,6 +140,7 @@ class Silence:
         example = base_sample(seed, 0)
         self.reference = Computed("eager:cpu", lambda sample: call(model, sample))
         self.oracle = Remembering(seed, copy.deepcopy(model.module), example)
+        self.oracle_once = RoundingOnce(seed, copy.deepcopy(model.module), example)
         self.yardstick = Computed("rounded once", rounding_once(self.reference.compute))
         self.controls: list[Computed] = []
         for control in CONTROLS:
@@ -216,8 +225,9 @@ class Silence:
         return NO_OPERATOR
 
     def _verdict(self, control: Computed, sample: dict[str, Tensor], reference: Answer, rng_seed: int) -> Verdict:
-        side = self.reference if reference is self._answer else self.yardstick
-        bench = Bench(self.seed, side, control, self.oracle)  # type: ignore[arg-type]
+        real = reference is self._answer
+        sides = (self.reference, self.oracle) if real else (self.yardstick, self.oracle_once)
+        bench = Bench(self.seed, sides[0], control, sides[1])  # type: ignore[arg-type]
         return examine(
             bench,
             sample,

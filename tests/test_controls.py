@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import Tensor, nn
 
 from benchmarks import controls
 from benchmarks.harmless import rounding_once
+from benchmarks.local import Remembering, seed_for
 from benchmarks.lossy import lost_by
-from benchmarks.silence import Tally, own_tolerance_only
+from benchmarks.mutants import plant
+from benchmarks.silence import RoundingOnce, Tally, own_tolerance_only
 from benchmarks.tasks import Found
 from fuzzer.seeds import Seed, Tolerance
+from fuzzer.trees import Leaves
+from fuzzer.verify.examine import ask_oracle
+from fuzzer.verify.noise import noise_floor
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
 
 torch.set_num_threads(1)
@@ -87,3 +93,33 @@ def test_merging_forgets_a_seed_that_one_machine_lacked_and_another_ran() -> Non
     found = Found({}, skipped={"a": "no package", "b": "no package"})
     found.merge(Found({"controls/a/0/0": Tally("a", executions=3).to_json()}))
     assert found.skipped == {"b": "no package"}
+
+
+def test_faults_that_a_seeds_own_tolerance_lets_pass_are_not_planted() -> None:
+    outputs: Leaves = {"$": torch.linspace(0.2, 0.2001, 64).view(4, 16)}
+    names = {name for name, _, _ in plant(outputs)}
+    tolerant = {name: leaves.get("$") for name, _, leaves in plant(outputs, tolerance=Tolerance(atol=1e-3))}
+    assert names - set(tolerant) == {"two elements swapped", "last tile wrong"}
+    moved = tolerant["one element moved"]
+    assert isinstance(moved, Tensor)
+    assert isinstance(outputs["$"], Tensor)
+    assert float((moved - outputs["$"]).abs().max()) == pytest.approx(2e-3, rel=1e-3)
+
+
+class SquaresOverflow(nn.Module):
+    """A group norm whose variance overflows float32, so that its kernel answers zeros under any rounding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.group_norm(x * 1e28, 2)
+
+
+def test_the_yardsticks_noise_is_that_of_kernels_that_round_once() -> None:
+    x = torch.randn(1, 4, 3, generator=torch.Generator().manual_seed(0))
+    seed = seed_for([x])
+    asked: list[Any] = []
+    for oracle in (Remembering, RoundingOnce):
+        side = oracle(seed, SquaresOverflow(), {"a": x})
+        asked.append(ask_oracle(side, {"a": x}, rng_seed=1))
+    floors = [noise_floor("$", answer) for answer in asked]
+    assert not floors[0].any()
+    assert bool((floors[1] > 0).all())
