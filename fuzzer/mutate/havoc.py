@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fuzzer.inputs import sample_with_dims
 from fuzzer.mutate.base import InputMutator, Mutator, Shapes, find_mutator, mutators_for
-from fuzzer.mutate.randomness import new_key
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.mutate.resize import Shape, check_dims, propose_size, resizable
 from fuzzer.seeds.schema import InputSpec, Seed
@@ -110,10 +109,11 @@ def propose_recipe(
     for _ in range(_geometric(rng, 4)):
         if len(steps) >= MOST_STEPS:
             del steps[rng.randrange(len(steps))]
-        step = _step(seed, mutators, shapes_after(seed, dims, steps), steps, rng, weights or {})
+        shapes = shapes_after(seed, dims, steps)
+        step = _step(seed, mutators, shapes, steps, rng, weights or {})
         _add(steps, step, rng)
         if rng.random() < TOGETHER and len(steps) < MOST_STEPS:
-            second = _on_another_input(seed, step, rng)
+            second = _on_another_input(seed, step, shapes, rng)
             if second is not None:
                 _add(steps, second, rng)
     return Recipe(draw, dims, tuple(steps[-MOST_STEPS:]))
@@ -140,8 +140,11 @@ def _add(steps: list[Step], step: Step, rng: random.Random) -> None:
     steps.insert(0 if under in changed and rng.random() < UNDER else len(steps), step)
 
 
-def _on_another_input(seed: Seed, step: Step, rng: random.Random) -> Step | None:
-    """The same change, with the same numbers, to another input that takes it, if there is one."""
+def _on_another_input(seed: Seed, step: Step, shapes: Shapes, rng: random.Random) -> Step | None:
+    """The same kind of change at the same places of another input that takes it, if there is one.
+
+    As often with the same numbers as with its own: two infinities, but also a zero and a negative one.
+    """
     mutator = find_mutator(step.mutator)
     if not isinstance(mutator, InputMutator) or "input" not in step.params:
         return None
@@ -151,10 +154,11 @@ def _on_another_input(seed: Seed, step: Step, rng: random.Random) -> Step | None
     if not others:
         return None
     other = rng.choice(others)
-    params = {**step.params, "input": other}
-    if "key" in params:
-        params["key"] = new_key(rng)
-    return Step(mutator.name, params)
+    own = mutator.pick(seed, other, shapes[other], rng).model_dump(mode="json")
+    kept = {"where": step.params["where"]} if "where" in step.params else {}
+    if rng.random() < 0.5:
+        kept = {key: value for key, value in step.params.items() if key != "key"}
+    return Step(mutator.name, {**own, **kept, "input": other})
 
 
 def _aligned(params: dict[str, Any], shapes: Shapes, before: Sequence[Step], rng: random.Random) -> dict[str, Any]:
