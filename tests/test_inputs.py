@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fuzzer.errors import InputError
-from fuzzer.inputs import base_sample, sample_with_dims, valid_sample
+from fuzzer.inputs import base_sample, oversized, sample_with_dims, valid_sample
 from fuzzer.inputs.dtypes import DTYPES, cast_within
 from fuzzer.seeds import Seed
 from fuzzer.seeds.fields import DTYPES_OF_KIND
@@ -327,3 +327,11 @@ class TestValid:
     def test_out_of_range_values_are_valid(self) -> None:
         sample = {"x": torch.full((2, 3), math.nan), "y": torch.tensor([-1, 10**9])}
         assert valid_sample(self.SEED, sample) == []
+
+
+def test_a_dimension_that_may_grow_beyond_the_memory_limit_is_told_before_anything_runs() -> None:
+    given = {"name": "n", "model": {"source": "builder", "builder": "m:M"}, "memory_mb": 512}
+    given |= {"inputs": {"x": {"kind": "floats", "shape": ["n", 3]}}}
+    wide = Seed.model_validate(given | {"dims": {"n": {"size": 4, "max": 10**12}}})
+    assert oversized(wide).startswith("input 'x' with n at 1000000000000 is [1000000000000, 3]: 22888183 MiB")
+    assert not oversized(Seed.model_validate(given | {"dims": {"n": {"size": 4, "max": 10**7}}}))

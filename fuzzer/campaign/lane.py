@@ -22,7 +22,7 @@ from fuzzer.campaign.blocks import Blocks
 from fuzzer.campaign.plan import Planned, run_seed
 from fuzzer.campaign.stream import Learnt, Search, Stream, session_guide
 from fuzzer.errors import XbfuzzError
-from fuzzer.inputs import base_sample
+from fuzzer.inputs import base_sample, oversized
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.mutate.recipe import Recipe, Step
 from fuzzer.trees import Leaves
@@ -145,7 +145,7 @@ class Lane:
         for target, reason in zip(self.targets, planned.targets.values(), strict=True):
             target.unavailable = reason or f"its reference cannot run: {planned.unavailable}"
         self.vetted = False
-        self.failed = planned.unavailable or ("" if planned.runnable else NO_TARGET)
+        self.failed = planned.unavailable or oversized(planned.seed) or ("" if planned.runnable else NO_TARGET)
         self.vacuity: Vacuity | None = None
         self.self_test: SelfTest | None = None
         self.screen = FloorScreen()
@@ -155,6 +155,8 @@ class Lane:
         # Blocks, by their first input: those of which several inputs at once have killed a worker, and those of which
         # the reference does not take more than the dimension's `max` together.
         self.deadly: set[int] = set()
+        # Answers to inputs of such blocks that are known: the deaths, by input and side.
+        self.fatal: dict[int, dict[str, Answer]] = {}
         self.narrow: set[int] = set()
         # The reference's answers to the batches of the last blocks, by the block's first input, and by input.
         self.together: dict[int, dict[int, Answer]] = {}

@@ -52,7 +52,7 @@ def noise_sample(seed: Seed, draw: int) -> dict[str, Tensor]:
 def _input(seed: Seed, name: str, draw: int, usual: Mapping[str, int], sizes: Mapping[str, int]) -> Tensor:
     spec = seed.inputs[name]
     shape = _shape(spec, sizes)
-    mebibytes = math.prod(max(size, 1) for size in shape) * 8 >> 20  # values are drawn as float64
+    mebibytes = _mebibytes(shape)
     if mebibytes > seed.memory_mb:
         raise InputError(f"input {name!r}: {shape} takes {mebibytes} MiB, more than the seed's memory_mb")
     try:
@@ -63,6 +63,21 @@ def _input(seed: Seed, name: str, draw: int, usual: Mapping[str, int], sizes: Ma
         return resized(read_input(spec, seed.base, _shape(spec, usual), draw), shape).contiguous()
     except InputError as error:
         raise InputError(f"input {name!r}: {error}") from error
+
+
+def oversized(seed: Seed) -> str:
+    """Why an input with the named dimensions at their largest is beyond the seed's `memory_mb`; empty where none is."""
+    sizes = {name: dim.most for name, dim in seed.dims.items()}
+    for name, spec in seed.inputs.items():
+        mebibytes = _mebibytes(shape := _shape(spec, sizes))
+        if mebibytes > seed.memory_mb:
+            at = ", ".join(f"{size} at {sizes[size]}" for size in spec.shape if isinstance(size, str))
+            return f"input {name!r} with {at} is {shape}: {mebibytes} MiB, more than memory_mb ({seed.memory_mb})"
+    return ""
+
+
+def _mebibytes(shape: list[int]) -> int:
+    return math.prod(max(size, 1) for size in shape) * 8 >> 20  # values are drawn as float64
 
 
 def _shape(spec: InputSpec, sizes: Mapping[str, int]) -> list[int]:
