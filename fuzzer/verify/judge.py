@@ -39,6 +39,8 @@ _DECISION_ULP = 1000.0
 _ALTERNATIVE_ULP = 1000.0
 #: Share of its size within which a finite answer counts as right where the other side has none.
 _ROUGHLY = 0.01
+#: The study's loosest tolerance: what meets it is not reported where no noise is known.
+_LOOSEST = "1e-3"
 
 
 @dataclass
@@ -103,6 +105,9 @@ class _Case:
     def judge(self, difference: Difference, comparison: Comparison, found: Judgement) -> Difference | None:
         """The difference with what is now known of it; None where it is rounding."""
         path = difference.path
+        if difference.kind is Kind.VALUE and unmeasured(path, self.oracle):
+            near = any(stats.path == path and stats.norm_ok.get(_LOOSEST) for stats in comparison.stats)
+            return None if near and not self.own_tolerance else replace(difference, blame=Blame.UNKNOWN)
         if difference.kind is Kind.VALUE and path in comparison.masks and path in found.floors:
             return self._values(difference, comparison.masks[path], found.floors[path])
         if difference.kind is Kind.NONFINITE and path in comparison.nonfinite:
@@ -144,10 +149,9 @@ class _Case:
         self, difference: Difference, over: Tensor, gap: Tensor, d_r: Tensor, d_t: Tensor, floor: Tensor
     ) -> Difference:
         path = difference.path
-        known = not unmeasured(path, self.oracle)
-        if known and self._hangs_on_a_decision(path, over, floor):
+        if self._hangs_on_a_decision(path, over, floor):
             return self._described(difference, over, gap, d_r, d_t, Blame.NEITHER, "hang on a near-tie", tie=True)
-        if bool(torch.isnan(d_t).all()) or not known:
+        if bool(torch.isnan(d_t).all()):
             blame = Blame.UNKNOWN
         else:
             blame = _blame(bool((d_t[over] > self.threshold).any()), bool((d_r[over] > self.threshold).any()))
