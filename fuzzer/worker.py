@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fuzzer.backends.protocol import (
     ORACLE,
+    PROGRESS,
     PROTOCOL,
     Failure,
     Frame,
@@ -193,7 +194,10 @@ class _Holder:
     def runs(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Several samples in one message, each run by itself; what became of each is in `each`."""
         answers, payloads, begin = [], [], 0
-        for request in frame.header["each"]:
+        progress = int(os.environ.get(PROGRESS, "-1"))
+        for place, request in enumerate(frame.header["each"]):
+            if progress >= 0:
+                os.pwrite(progress, place.to_bytes(4, "big"), 0)
             end = begin + int(request["length"])
             header, payload = self.run(Frame(request, frame.payload[begin:end]))
             answers.append(header | {"length": len(payload)})

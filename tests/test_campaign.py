@@ -156,7 +156,7 @@ def test_a_campaign_survives_sigint_and_kill_9_and_ends_with_the_same_digest(
     hold = place / "hold"
     hold.touch()
     process = start(*arguments, cwd=place, TRICK_HOLD=str(hold))
-    until(lambda: count(out, "run") >= 6, process=process)
+    until(lambda: count(out, "run") >= 1, process=process)  # the next seven inputs are on their way
 
     beside = xbfuzz(*arguments, cwd=place)
     assert beside.returncode == 2

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import psutil
 
-from fuzzer.backends.protocol import Frame, ProtocolError, encode_header, read_frame, send_frame
+from fuzzer.backends.protocol import PROGRESS, Frame, ProtocolError, encode_header, read_frame, send_frame
 
 #: A process that neither computes nor answers is called hung after this many deadlines of wall time.
 IDLE_FACTOR = 3.0
@@ -56,12 +56,16 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Death:
-    """How a worker ended: one word, one line for a reader, and the end of its standard error."""
+    """How a worker ended: one word, one line for a reader, and the end of its standard error.
+
+    `at`: where it was asked for several samples, the place of the one that it was running, if it could say so.
+    """
 
     kind: Ending
     message: str
     signal: int | None = None
     stderr: str = ""
+    at: int | None = None
 
 
 class Worker:
@@ -83,12 +87,14 @@ class Worker:
         # Appending, so that the file can be cut while the worker goes on writing.
         fcntl.fcntl(self._stderr, fcntl.F_SETFL, fcntl.fcntl(self._stderr, fcntl.F_GETFL) | os.O_APPEND)
         self._earlier_words = b""
+        self._progress = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
         self._process = popen(
             list(command or (sys.executable, "-m", "fuzzer.worker")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=worker_environment(environment),
+            env=worker_environment(environment) | {PROGRESS: str(self._progress.fileno())},
+            pass_fds=(self._progress.fileno(),),
             start_new_session=True,  # Ctrl-C is the campaign's; and its children can be ended with it
         )
         self._frames: queue.SimpleQueue[Frame | ProtocolError | None] = queue.SimpleQueue()
@@ -137,6 +143,7 @@ class Worker:
         self._sent_at = self._looked_at = self._clock()
         self._cpu_at_start = None
         self.peak_mb = 0
+        os.ftruncate(self._progress.fileno(), 0)
         if len(start) + len(payload) <= self._room and self._process.stdin is not None:
             # It has read all that it was sent, or it would not have answered: the pipe is empty.
             with contextlib.suppress(OSError, ValueError):  # that it is gone is told by the reader
@@ -188,7 +195,7 @@ class Worker:
             self.dead = Death(Ending.CRASH, "ended by xbfuzz")
             self._limits = None
         self._end()
-        self._stderr.close()
+        self._close_files()
 
     @property
     def _reader(self) -> threading.Thread:
@@ -270,10 +277,16 @@ class Worker:
         self._limits = None
         self._end()
         words = _without_module_list(self._tail().decode(errors="replace"))
-        death = Death(kind, message, signal_number, words[-_WORDS:].strip())
+        told = os.pread(self._progress.fileno(), 4, 0)
+        at = int.from_bytes(told, "big") if len(told) == 4 else None
+        death = Death(kind, message, signal_number, words[-_WORDS:].strip(), at)
         self.dead = death
-        self._stderr.close()
+        self._close_files()
         return death
+
+    def _close_files(self) -> None:
+        self._stderr.close()
+        self._progress.close()
 
     def _end(self) -> None:
         """Kill the process and all its children, once: afterwards its number may belong to somebody else."""

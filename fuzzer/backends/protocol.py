@@ -27,6 +27,9 @@ from fuzzer.trees import Leaves
 PROTOCOL = 1
 #: The name by which a worker is asked for the oracle, which is no backend that a user can choose.
 ORACLE = "oracle:cpu"
+#: The environment variable that names a worker's file descriptor for the place of the sample that it runs, of several:
+#: four bytes, big-endian, which outlive it.
+PROGRESS = "XBFUZZ_PROGRESS"
 _MAGIC = b"XBF1"
 _LENGTHS = struct.Struct(">IQ")
 _LONGEST_HEADER = 64 * 2**20

@@ -226,15 +226,20 @@ class Session:
         reply = self._replied()
         return Answer(death=reply) if isinstance(reply, Death) else self._answer(reply.header, reply.payload)
 
-    def finish_all(self, count: int) -> list[Answer]:
-        """Wait for the answers to `count` samples handed over together. Of a death it is not known whose it is."""
+    def finish_all(self, count: int) -> list[Answer | None]:
+        """Wait for the answers to `count` samples handed over together.
+
+        After a death there is at most one, of the sample that was running, where it is known; the others are None.
+        """
         reply = self._replied()
         if isinstance(reply, Death):
-            return [Answer(death=reply)] * count
+            at = 0 if count == 1 else reply.at
+            return [Answer(death=reply) if place == at else None for place in range(count)]
         if reply.failure is not None:
             return [Answer(failure=reply.failure)] * count
         try:
-            answers, begin = [], 0
+            answers: list[Answer | None] = []
+            begin = 0
             for header in reply.header["each"]:
                 end = begin + int(header["length"])
                 answers.append(self._answer(header, reply.payload[begin:end]))

@@ -3,7 +3,8 @@
 Workers are asked for several inputs in one message, and for the next ones before these are judged: so campaign and
 workers run at the same time. Where a seed calls its samples independent, those of a block go through in few forwards,
 and what the screen does not pass runs again alone. Otherwise each input has a forward of its own, and its answer
-counts. Where a worker dies of several inputs, each of them runs alone, so that it is known which one it was.
+counts. A worker leaves word of the one that it runs, so that a death is that one's; the others then run alone. Of a
+batch it is not known, so all of its inputs do.
 
 What is learnt of an input comes from the reference's answer to the batch wherever there is one, so that the stream does
 not depend on when a target died, nor on where in the block a campaign was killed.
@@ -65,7 +66,7 @@ class Flights:
     def wait(self, lane: Lane, seconds: float) -> None:
         """Wait so long for one of the answers that are due."""
         if lane.in_flight is not None:
-            next((s for s in [lane.reference, *_sessions(lane.in_flight)] if not s.answered(seconds)), None)
+            next((one for one in _sides(lane, lane.in_flight).values() if not one.answered(seconds)), None)
 
     def take(self, lane: Lane, *, more: bool) -> None:
         """Judge the inputs in flight, where their answers are there."""
@@ -125,11 +126,11 @@ class Flights:
             forwards.append(Forward(tensors.encode(sample), lane.rng_seed(group[0] if one else start)))
         forwards[-1] = Forward(forwards[-1].payload, forwards[-1].rng_seed, check)
         watched = [len(group) == 1 and lane.stream.watched(group[0]) for group in groups]
-        lane.reference.begin_all(
-            [Forward(f.payload, f.rng_seed, f.check, inside) for f, inside in zip(forwards, watched, strict=True)]
-        )
-        for session in _sessions(flight):
-            session.begin_all(forwards)
+        told = [Forward(f.payload, f.rng_seed, f.check, inside) for f, inside in zip(forwards, watched, strict=True)]
+        if flight.alone:
+            flight.told[first] = lane.fatal.pop(first, {})
+        for key, session in _sides(lane, flight).items():
+            session.begin_all(told if key == REFERENCE else forwards)
         lane.in_flight = flight
         return True
 
@@ -138,29 +139,40 @@ class Flights:
         flight = lane.in_flight
         if flight is None:
             return None
-        sessions = [lane.reference, *_sessions(flight)]
-        if seconds is not None and not all(session.answered(seconds) for session in sessions):
+        sides = _sides(lane, flight)
+        if seconds is not None and not all(session.answered(seconds) for session in sides.values()):
             return None
         lane.in_flight = None
         start = lane.blocks.start(flight.first)
-        keys = [REFERENCE, *(target.spec for target in flight.targets)]
-        for key, answers in zip(keys, [session.finish_all(len(flight.groups)) for session in sessions], strict=True):
-            if answers[0].death is not None and not flight.alone:
-                lane.deadly.add(start)  # one of its inputs kills: the next time they run alone
+        for key, answers in [(key, session.finish_all(len(flight.groups))) for key, session in sides.items()]:
+            if None in answers:
+                self._died(lane, flight, key, answers)
                 continue
             for group, answer in zip(flight.groups, answers, strict=True):
-                sizes = [batch.length(flight.samples[index]) for index in group] if len(group) > 1 else []
-                parts = batch.split(answer, sizes) if len(group) > 1 else [answer]
+                assert answer is not None
+                if len(group) == 1:
+                    flight.told.setdefault(group[0], {})[key] = answer
+                    continue
+                sizes = [batch.length(flight.samples[index]) for index in group]
+                parts = batch.split(answer, sizes)
                 for index, part in zip(group, parts or [], strict=False):
                     flight.told.setdefault(index, {})[key] = part
                 if parts is None and key == REFERENCE and answer.failure is not None and _wide(lane, sum(sizes)):
                     lane.narrow.add(start)
-            self._pace(lane, flight, key, max(answer.seconds for answer in answers))
+            self._pace(lane, flight, key, max(answer.seconds for answer in answers if answer is not None))
         if lane.seed.independent is not None and not flight.alone:
             lane.together[start] = {i: told[REFERENCE] for i, told in flight.told.items() if REFERENCE in told}
             for old in sorted(lane.together)[:-3]:
                 del lane.together[old]
         return flight
+
+    @staticmethod
+    def _died(lane: Lane, flight: Flight, key: str, answers: Sequence[Answer | None]) -> None:
+        """A worker died of one of several inputs: from now on they run alone, but for the one, where it is known."""
+        lane.deadly.add(lane.blocks.start(flight.first))
+        for group, answer in zip(flight.groups, answers, strict=True):
+            if answer is not None and len(group) == 1:
+                lane.fatal.setdefault(group[0], {})[key] = answer
 
     @staticmethod
     def _pace(lane: Lane, flight: Flight, key: str, seconds: float) -> None:
@@ -273,5 +285,9 @@ def _wide(lane: Lane, size: int) -> bool:
     return size > lane.seed.dims[lane.seed.independent].most
 
 
-def _sessions(flight: Flight) -> list[Session]:
-    return [target.session for target in flight.targets if target.session is not None]
+def _sides(lane: Lane, flight: Flight) -> dict[str, Session]:
+    """Who runs a flight, by the keys of `told`: not those of whom it is known already that they die of it."""
+    told = flight.told.get(flight.first, {}) if flight.alone else {}
+    sides = {REFERENCE: lane.reference}
+    sides |= {target.spec: target.session for target in flight.targets if target.session is not None}
+    return {key: session for key, session in sides.items() if key not in told}
