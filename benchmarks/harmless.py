@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuzzer.backends.rounding import Float64, each_tensor, widen
 from fuzzer.models import Model
+from fuzzer.seeds import Seed
 from fuzzer.trees import map_tensors
 
 Sample = Mapping[str, Tensor]
@@ -171,9 +172,14 @@ def other_kernels(model: Model) -> Run:
     return run
 
 
+def batch_axes(seed: Seed) -> dict[str, int]:
+    """By input, the dimension along which samples do not know of each other."""
+    return {name: spec.shape.index(BATCH) for name, spec in seed.inputs.items() if BATCH in spec.shape}
+
+
 def other_batch(model: Model) -> Run | None:
     """A lone sample twice over, of which the first answer counts; more than one each by itself."""
-    axes = {name: spec.shape.index(BATCH) for name, spec in model.seed.inputs.items() if BATCH in spec.shape}
+    axes = batch_axes(model.seed)
     if not axes:
         return None
 
@@ -280,3 +286,8 @@ CONTROLS = (
     Control("kernels", "without oneDNN and fused attention", other_kernels),
     Control("batch", "batch 2 for 1, and 1 for more", other_batch),
 )
+
+
+def controls_of(seed: Seed) -> int:
+    """How many of them apply to a seed, known before its model is built."""
+    return len(CONTROLS) - int(not batch_axes(seed))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.given import judge_table
-from benchmarks.harmless import CONTROLS, call
+from benchmarks.harmless import call, controls_of
 from benchmarks.known_cases import CASES
 from benchmarks.local import Computed
 from benchmarks.mutants import LARGE, Caught, Large, Synthetic, hunt
@@ -135,9 +135,10 @@ def planned(
     light = [seed.name for seed in seeds if seed.name not in slow]
     share = math.ceil(executions / max(len(light), 1))
     tasks = []
+    applying = {seed.name: controls_of(seed) for seed in seeds}
     for name in [*sorted(slow), *light]:
         size, inputs = (HEAVY_INPUTS, heavy) if name in slow else (LIGHT_INPUTS, share)
-        for k in range(math.ceil(inputs / (size * len(CONTROLS)))):
+        for k in range(math.ceil(inputs / (size * applying[name]))):
             # windows of one stream for a heavy seed, of which few inputs are run; a stream of its own each for others
             stream = rng_seed * STREAMS
             first, stream = (PLAIN_INPUTS + (k - 1) * size, stream) if name in slow and k else (0, stream + k)

@@ -11,13 +11,13 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from benchmarks import controls
-from benchmarks.harmless import rounding_once
+from benchmarks import controls, ill_conditioned
+from benchmarks.harmless import controls_of, rounding_once
 from benchmarks.local import Remembering, seed_for
 from benchmarks.lossy import lost_by
 from benchmarks.mutants import plant
-from benchmarks.silence import RoundingOnce, Tally, own_tolerance_only
-from benchmarks.tasks import Found
+from benchmarks.silence import RoundingOnce, Tally, own_tolerance_only, run_window
+from benchmarks.tasks import ROOT, Found, planned
 from fuzzer.seeds import Seed, Tolerance
 from fuzzer.trees import Leaves
 from fuzzer.verify.examine import ask_oracle
@@ -123,3 +123,13 @@ def test_the_yardsticks_noise_is_that_of_kernels_that_round_once() -> None:
     floors = [noise_floor("$", answer) for answer in asked]
     assert not floors[0].any()
     assert bool((floors[1] > 0).all())
+
+
+def test_a_seed_gets_no_fewer_executions_than_its_share(cache: Path) -> None:
+    seeds = [seed for seed in ill_conditioned.seeds(ROOT) if seed.name in ("histogram", "saturated")]
+    plan = planned([], seeds, 2 * 1000, 0, rng_seed=0, draws=0, targets=[], cache=cache)
+    for seed in seeds:
+        inputs = sum(task.inputs for task in plan if task.key.startswith(f"controls/{seed.name}/"))
+        assert 1000 <= inputs * controls_of(seed) < 2000
+    tally = run_window(seeds[0], 1, rng_seed=0, cache=cache)
+    assert tally.executions == controls_of(seeds[0]) == 6
