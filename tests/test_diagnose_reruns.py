@@ -16,7 +16,7 @@ from fuzzer.backends.adapted import Adaptation
 from fuzzer.backends.session import Answer
 from fuzzer.diagnose import amend, suspected
 from fuzzer.diagnose.engine import Diagnosed, diagnose
-from fuzzer.diagnose.finding import Finding, Seen
+from fuzzer.diagnose.finding import Finding, Seen, Trial
 from fuzzer.diagnose.interventions import Intervention, Variant, register, registered
 from fuzzer.diagnose.label import TAXONOMY
 from fuzzer.diagnose.plan import FIRST, OWN, THEN
@@ -130,6 +130,54 @@ def test_a_side_that_says_of_a_sample_what_it_said_in_another_batch_does_not_dep
     trial = registered()["alone"].attempt(finding, sides)
     assert trial.seen is Seen.NOTHING
     assert "both sides say of the sample what they said" in trial.detail
+
+
+def test_a_dimension_that_the_reference_computes_along_is_no_batch() -> None:
+    """Its first element is the same whatever follows, so that the reference seems not to depend on its neighbours."""
+    x = torch.tensor([5.0, 1.0, 2.0])
+    wrong = lambda y: y.cumsum(0) + 9.0 * (y != y[0]).any() * torch.tensor([1.0, 0, 0])  # noqa: E731
+    found = diagnosed("numeric/wrong-value", x, lambda y: y.cumsum(0), wrong)
+    assert str(found.label) == "numeric/wrong-value?"
+    alone = next(trial for trial in found.trials if trial.name == "alone")
+    assert "no batch: the reference's answer for sample 1" in alone.detail
+
+
+@pytest.mark.parametrize("most", [3e38, 1e38, 1e25, 300.0])
+def test_an_overflow_is_scaled_away_however_large_the_inputs_are(most: float) -> None:
+    x = torch.tensor([most, 2.0])
+    found = diagnosed("numeric/overflow", x, lambda y: y, lambda y: torch.where(y.exp().isinf(), INF, y))
+    assert str(found.label) == "numeric/overflow"
+
+
+def test_inputs_of_other_sizes_are_each_scaled_down_to_about_one() -> None:
+    sides = Sides(lambda s: (s["x"].log() + s["y"].log()).exp(), lambda s: s["x"].square() * s["y"] / s["x"])
+    sample = {"x": torch.tensor([1e30]), "y": torch.tensor([2.0**-100])}
+    finding = Finding(sample, sides(sample), suspected("numeric/overflow"), "eager:cpu", sample)
+    words = [variant.words for variant in registered()["scale-down"].variants(finding)]
+    assert words == ["2^-4", "2^-12", "2^-32", "2^-64", "2^-99", "each to about 1"]
+
+
+@pytest.mark.parametrize(("wrong", "left"), [(0.0, "numeric/nonfinite"), (4.0, "numeric/overflow")])
+def test_an_overflow_is_ruled_out_only_by_what_inputs_of_about_one_show_as_well(wrong: float, left: str) -> None:
+    """By the first fault at each scale; the other is finite from 4 down, where another error of its own is left."""
+
+    class Only(Intervention):
+        name = "test-only"
+        changed = "everything"
+        confirms = ("numeric/nonfinite", "numeric/overflow")
+
+        def variants(self, finding: Finding) -> list[Variant]:
+            return []
+
+        def attempt(self, finding: Finding, rerun: Any) -> Trial:
+            return Trial(self.name, self.changed, Seen.GONE)
+
+    target = lambda s: torch.where(s["x"].abs() > wrong, INF, s["x"] + 0.01)  # noqa: E731
+    sides, sample = Sides(lambda s: s["x"], target), {"x": torch.tensor([1e38, 1e37])}
+    finding = Finding(sample, sides(sample), suspected("numeric/overflow"), "eager:cpu", sample)
+    known = {"scale-down": registered()["scale-down"], "test-only": Only()}
+    found = diagnose(finding, sides, clock=lambda: 0.0, budget_s=10.0, known=known)
+    assert str(found.label) == left
 
 
 def term_by_term(x: Tensor) -> Tensor:

@@ -147,11 +147,14 @@ def one_way(value: Tensor, truth: Tensor) -> bool:
 
 
 def rounds_to(fine: Tensor, coarse: Tensor, dtype: torch.dtype) -> bool:
-    """Is `coarse` what `fine` becomes when it is rounded to `dtype`, and is some finite value of it not so already."""
+    """Is `coarse` what `fine` becomes when it is rounded to `dtype`, and is some finite value of it not so already.
+
+    Values that become 0 count for nothing: a target that says 0 throughout has rounded nothing.
+    """
     if fine.shape != coarse.shape or not (fine.is_floating_point() and coarse.is_floating_point()):
         return False
     rounded = wide(fine.to(dtype))
-    moved = (wide(fine) != rounded) & rounded.isfinite()
+    moved = (wide(fine) != rounded) & rounded.isfinite() & (rounded != 0)
     same = (rounded == wide(coarse)) | (rounded.isnan() & wide(coarse).isnan())
     return bool(moved.any()) and bool(same.all())
 

@@ -13,13 +13,17 @@ from fuzzer.diagnose import amend, facts
 from fuzzer.diagnose.finding import Finding, Seen, Trial, size
 from fuzzer.diagnose.interventions import Intervention, Variant, register
 from fuzzer.diagnose.primary import primary
-from fuzzer.diagnose.rerun import Change, Rerun, Sample
+from fuzzer.diagnose.rerun import CannotRerun, Change, Rerun, Sample
 from fuzzer.trees import Leaf
 from fuzzer.verify.examine import Examined
 from fuzzer.verify.verdict import Blame, Kind
 
 #: So many times a decision whose margin was widened must agree.
 DRAWS = 4
+#: Of so many other samples of a batch the reference must say alone what it says of them in the batch.
+OTHERS = 3
+#: Inputs are scaled down by these powers of two, and by the one that leaves them at about 1.
+_POWERS = (4, 12, 32, 64)
 
 
 def _with(sample: Sample, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -127,6 +131,9 @@ class ShortInputs(_OnFloats):
 
 @register
 class ScaledDown(Intervention):
+    """Fixed powers, and the one that brings the largest finite magnitude to about 1: only what is still there then was
+    no overflow. Where inputs are of other sizes, each is brought there by a power of its own as well."""
+
     name = "scale-down"
     changed = "inputs scaled down by a power of two"
     confirms = ("numeric/overflow",)
@@ -135,13 +142,18 @@ class ScaledDown(Intervention):
         return facts.largest_magnitude(finding.floats().values()) > 1.0
 
     def variants(self, finding: Finding) -> Iterable[Variant]:
-        for power in (4, 12, 32, 64):
+        own = {name: _above_one(t) for name, t in finding.floats().items()}
+        for power in sorted({*_POWERS, max(own.values())} - {0}):
             yield Variant(_each_float(finding, lambda t, p=power: t * 2.0**-p), words=f"2^-{power}")  # type: ignore[misc]
+        if len(set(own.values())) > 1:
+            scaled = {name: t * 2.0 ** -own[name] for name, t in finding.floats().items()}
+            yield Variant(_with(finding.sample, scaled), words="each to about 1")
 
     def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
         """An overflow that is scaled away leaves rounding at most, which a narrow dtype shows. What is grossly wrong at
         every scale was no overflow, though an infinity showed it."""
-        trials, mild = [], None
+        trials, mild, settled = [], None, None
+        ends = max(_above_one(t) for t in finding.floats().values())
         for variant in self.variants(finding):
             trial, examined = self._ran(finding, rerun, variant)
             if trial.gone:
@@ -150,11 +162,19 @@ class ScaledDown(Intervention):
             if mild is None and wrong is False:
                 mild = replace(trial, detail="what is left is small")
             trials.append((trial, wrong))
-        last = trials[-1][0]
+            own = variant.words.startswith("each")
+            if own or (settled is None and int(variant.words.removeprefix("2^-")) >= ends):
+                settled = trial
+        last = settled or trials[-1][0]
         if mild is not None or not all(wrong for _, wrong in trials) or last.seen is not Seen.OTHER:
             return mild or last
         detail = f"at each of {len(trials)} scales finite values are wrong by more than a sixteenth"
         return replace(last, rules_out=True, detail=detail)
+
+
+def _above_one(tensor: Tensor) -> int:
+    """The power of two by which the largest finite magnitude of a tensor is above 1; 0 where it is not."""
+    return max(0, math.frexp(facts.largest_magnitude([tensor]))[1] - 1)
 
 
 def _wrong_by(examined: Examined) -> bool | None:
@@ -276,7 +296,11 @@ def _repeats(tensor: Tensor) -> bool:
 @register
 class Alone(Intervention):
     """The batch keeps its size, the sample its place: only what stands beside it changes. The reference must say of it
-    what it said before, and the target, if that is the side to blame, something else."""
+    what it said before, and the target, if that is the side to blame, something else.
+
+    The reference must do so for other samples too: where it does not, the first dimension is no batch, but one that
+    the model computes along (a cumulative sum says of its first element the same whatever follows).
+    """
 
     name = "alone"
     changed = "the sample's neighbours in its batch replaced by copies of it"
@@ -288,8 +312,7 @@ class Alone(Intervention):
     def variants(self, finding: Finding) -> Iterable[Variant]:
         index = finding.difference.index
         row = index[0] if index and index[0] < _batch(finding) else 0
-        copies = {name: t[row : row + 1].expand_as(t).contiguous() for name, t in finding.sample.items()}
-        yield Variant(copies, words=f"sample {row}")
+        yield Variant(_copies(finding.sample, row), words=f"sample {row}")
 
     def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
         (variant,) = self.variants(finding)
@@ -304,10 +327,29 @@ class Alone(Intervention):
                     (finding.examined.target, examined.target),
                 )
             ]
-            detail = _of_its_batch(sides[0], sides[1], row)
+            detail = _of_its_batch(sides[0], sides[1], row) or self._computed_along(finding, rerun, row)
             if detail:
                 return Trial(self.name, trial.changed, Seen.NOTHING, size(finding.examined), detail=detail)
         return trial
+
+    @staticmethod
+    def _computed_along(finding: Finding, rerun: Rerun, row: int) -> str:
+        """Why the first dimension is no batch: what the reference says of other samples, alone and beside others."""
+        path = finding.difference.path
+        whole = (finding.examined.reference.leaves or {}).get(path)
+        for other in [i for i in range(_batch(finding)) if i != row][:OTHERS]:
+            try:
+                alone = (rerun(_copies(finding.sample, other)).reference.leaves or {}).get(path)
+            except CannotRerun as error:
+                return str(error)
+            if not (isinstance(whole, Tensor) and isinstance(alone, Tensor) and _same(whole, alone, other)):
+                return f"no batch: the reference's answer for sample {other} depends on the others"
+        return ""
+
+
+def _copies(sample: Sample, row: int) -> dict[str, Tensor]:
+    """A batch of copies of one of its samples."""
+    return {name: t[row : row + 1].expand_as(t).contiguous() for name, t in sample.items()}
 
 
 def _batch(finding: Finding) -> int:

@@ -61,6 +61,15 @@ class FullPrecision(Intervention):
             change=Change(adaptation=Adaptation(float32=True), both=True), words="no 16-bit floats, both sides"
         )
 
+    def attempt(self, finding: Finding, rerun: Rerun) -> Trial:
+        """NaN and infinities that a wider float does without are of the narrow one's range, at whatever scale."""
+        trial = super().attempt(finding, rerun)
+        suspected = finding.label.name in ("numeric/overflow", "numeric/nonfinite")
+        if not trial.gone or not suspected or finding.difference.kind is not Kind.NONFINITE:
+            return trial
+        tf32 = trial.change.target is not None  # which has the range of float32
+        return replace(trial, label="numeric/reduced-precision" if tf32 else "numeric/overflow")
+
 
 @register
 class Float64(Intervention):

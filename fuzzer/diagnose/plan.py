@@ -6,6 +6,7 @@ eager mode) comes last, so that it does not hide a more telling cause.
 
 from __future__ import annotations
 
+from fuzzer.diagnose import facts
 from fuzzer.diagnose.finding import Finding
 from fuzzer.diagnose.interventions import Intervention
 from fuzzer.verify.verdict import Kind
@@ -23,7 +24,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "numeric/reduced-precision": ("full-precision", "short-inputs", "operator"),
     "numeric/approximation": ("operator",),
     "numeric/subnormal": ("flush", "scale-up", "operator"),
-    "numeric/nonfinite": ("finite", "operator"),
+    "numeric/nonfinite": ("finite", "full-precision", "operator"),
     "numeric/overflow": ("scale-down", "full-precision", "operator"),
     "numeric/integer": ("in-range", "operator"),
     "numeric/signed-zero": ("positive-zeros", "operator"),
@@ -101,4 +102,6 @@ def built_in() -> set[str]:
 def _sensible(name: str, finding: Finding) -> bool:
     if name in _RESHAPED:
         return finding.resized or finding.difference.kind in (Kind.SHAPE, Kind.DTYPE)
+    if name == "full-precision" and finding.label.name == "numeric/nonfinite":
+        return finding.difference.kind is Kind.NONFINITE and facts.finite(finding.sample.values())
     return True

@@ -147,7 +147,7 @@ def special_function(case: Case) -> tuple[str, str] | None:
     if pair is None or pair[0].is_complex() or case.difference.blame is Blame.NEITHER:
         return None
     left, right = facts.wide(pair[0]), facts.wide(pair[1])
-    differs = left != right
+    differs = (left != right) & ~(left.isnan() & right.isnan())
     if not bool(differs.any()):
         return None
     for name, tensor in case.sample.items():
