@@ -17,8 +17,9 @@ from fuzzer.seeds import Seed
 from fuzzer.trees import Leaves
 from fuzzer.verify.compare import LARGE_GAP, Comparison, as_real, compare
 from fuzzer.verify.judge import THRESHOLD, OracleAnswer, judge
+from fuzzer.verify.rearranged import excuse_rearranged
 from fuzzer.verify.screen import FloorScreen, Nearness, nearness
-from fuzzer.verify.tasks import plainly_alike, task_difference, tier3
+from fuzzer.verify.tasks import lists_of, plainly_alike, task_difference, tier3
 from fuzzer.verify.unanswered import OracleDown, without_leaves
 from fuzzer.verify.vacuity import Vacuity
 from fuzzer.verify.verdict import Blame, Difference, Kind, Outcome, Verdict
@@ -168,6 +169,10 @@ def verdict_of(
     if comparison.differences:
         oracle = _judge(seed, reference, target, comparison, verdict, learn, once)
     verdict.task = tier3(seed.task, reference, target, oracle, lambda decide: _or_none(once, decide))
+    if verdict.task.near_tie and verdict.differences and oracle is not None:
+        lists = lists_of(seed.task, reference)
+        runs = [oracle, wide] if (wide := _or_none(once, True)) is not None else [oracle]
+        verdict.differences = excuse_rearranged(verdict.differences, lists, target, runs, THRESHOLD)
     broken = task_difference(verdict.task)
     if broken is not None and not verdict.differences:
         verdict.differences.append(broken)

@@ -2,7 +2,7 @@
 
 from fuzzer.verify.tasks import classification, detection, embedding, regression, segmentation, tokens
 from fuzzer.verify.tasks.base import Answer, Evidence, NoAnswer, TaskKind, check_task, find_task, register, task_names
-from fuzzer.verify.tasks.tier3 import evaluate, over_set, plainly_alike, task_difference, tier3
+from fuzzer.verify.tasks.tier3 import evaluate, lists_of, over_set, plainly_alike, task_difference, tier3
 
 __all__ = [
     "Answer",
@@ -12,6 +12,7 @@ __all__ = [
     "check_task",
     "evaluate",
     "find_task",
+    "lists_of",
     "over_set",
     "plainly_alike",
     "register",

@@ -74,6 +74,12 @@ class TaskKind(ABC, Generic[A]):
         """
         return False
 
+    def lists(self, outputs: Mapping[str, str], leaves: Leaves) -> list[list[str]]:
+        """Paths of leaves whose rows belong together and have no place of their own, such as an image's boxes, scores
+        and labels. Raises NoAnswer.
+        """
+        return []
+
     def over_set(self, pairs: Sequence[tuple[A, A]]) -> dict[str, float]:
         """Metrics of all targets against all references, each pair of one shape.
 

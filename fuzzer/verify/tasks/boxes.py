@@ -43,17 +43,21 @@ def images_of(outputs: Mapping[str, str], leaves: Leaves) -> Detections:
     called, in as many dicts as there are (`.boxes`, `[0].boxes`, `[1].boxes`). Paths that all start with `[0]` and go
     on stand for the other images of the list too, so that none is left out.
     """
+    groups = paths_of(outputs, leaves)
+    if not groups:
+        raise NoAnswer("no output is called boxes; name boxes, scores and labels under `task: outputs:`")
+    return Detections(groups[0]["boxes"], [image for group in groups for image in _read(group, leaves)])
+
+
+def paths_of(outputs: Mapping[str, str], leaves: Leaves) -> list[dict[str, str]]:
+    """The paths of `boxes`, `scores` and, where there are classes, `labels`, image by image. Raises NoAnswer."""
     if outputs:
         lacking = [name for name in _FIELDS[:2] if name not in outputs]
         if lacking:
             raise NoAnswer(f"`outputs` names no {' and no '.join(lacking)}; this task reads {', '.join(_FIELDS)}")
-        groups = _batch({name: outputs[name] for name in _FIELDS if name in outputs}, leaves)
-    else:
-        heads = [path.removesuffix(".boxes") for path in leaves if path.endswith(".boxes")]
-        groups = [_fields(head, leaves) for head in heads]
-    if not groups:
-        raise NoAnswer("no output is called boxes; name boxes, scores and labels under `task: outputs:`")
-    return Detections(groups[0]["boxes"], [image for group in groups for image in _read(group, leaves)])
+        return _batch({name: outputs[name] for name in _FIELDS if name in outputs}, leaves)
+    heads = [path.removesuffix(".boxes") for path in leaves if path.endswith(".boxes")]
+    return [_fields(head, leaves) for head in heads]
 
 
 def _fields(head: str, leaves: Leaves) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fuzzer.trees import Leaves
 from fuzzer.verify.tasks.base import Evidence, TaskKind, blame_of, count, not_run, register
-from fuzzer.verify.tasks.boxes import Detections, Image, images_of
+from fuzzer.verify.tasks.boxes import Detections, Image, images_of, paths_of
 from fuzzer.verify.tasks.over_set import mean_average_precision
 from fuzzer.verify.verdict import Blame, TaskVerdict
 
@@ -71,6 +71,9 @@ class Detection(TaskKind[Detections]):
         sentence += ": a near-tie, perturbed runs change as many" if near_tie else _whose(blame)
         drawn = _drawn(reference, target, found, evidence.truth)
         return TaskVerdict("fail", sentence, boxes, metrics, near_tie, blame, reference.path, drawn)
+
+    def lists(self, outputs: Mapping[str, str], leaves: Leaves) -> list[list[str]]:
+        return [list(paths.values()) for paths in paths_of(outputs, leaves)]
 
     def over_set(self, pairs: Sequence[tuple[Detections, Detections]]) -> dict[str, float]:
         images = [both for r, t in pairs for both in zip(r.images, t.images, strict=True)]

@@ -97,6 +97,16 @@ def plainly_alike(task: Task, reference: Leaves, target: Leaves) -> bool:
         return False
 
 
+def lists_of(task: Task, leaves: Leaves) -> list[list[str]]:
+    """The leaves whose rows belong together and have no place of their own, as the task knows them."""
+    if task.kind == TENSORS:
+        return []
+    try:
+        return find_task(task.kind).lists(task.outputs, leaves)
+    except NoAnswer:
+        return []
+
+
 def task_difference(task: TaskVerdict) -> Difference | None:
     """The difference that a verdict gets where the task fails and no tensor differs; None where the task holds."""
     if task.status != "fail":
