@@ -13,6 +13,7 @@ from multiprocessing import reduction
 from typing import Any, BinaryIO
 
 from fuzzer.backends.process import Worker
+from fuzzer.backends.protocol import PROGRESS
 
 #: What the process that forks has imported.
 _IMPORTS = ["torch", "torchvision", "fuzzer.worker", "fuzzer.crashes.replay", "benchmarks.planted.backend"]
@@ -34,15 +35,15 @@ class Fork:
         stdout: int,
         stderr: BinaryIO,
         env: Mapping[str, str],
+        pass_fds: tuple[int],
         start_new_session: bool,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_IMPORTS)
         theirs, mine = os.pipe()
         answers, words = os.pipe()
-        self._process = context.Process(
-            target=_serve, args=(_Descriptor(theirs), _Descriptor(words), _Descriptor(stderr.fileno()), dict(env))
-        )
+        numbers = (theirs, words, stderr.fileno(), *pass_fds)
+        self._process = context.Process(target=_serve, args=(*map(_Descriptor, numbers), dict(env)))
         self._process.start()
         os.close(theirs)
         os.close(words)
@@ -74,9 +75,16 @@ class _Descriptor:
         self.number = state.detach()
 
 
-def _serve(requests: _Descriptor, answers: _Descriptor, errors: _Descriptor, environment: Mapping[str, str]) -> None:
+def _serve(
+    requests: _Descriptor,
+    answers: _Descriptor,
+    errors: _Descriptor,
+    progress: _Descriptor,
+    environment: Mapping[str, str],
+) -> None:
     os.setsid()
     os.environ.update(environment)
+    os.environ[PROGRESS] = str(progress.number)  # the number that it has here
     for there, here in ((requests, 0), (answers, 1), (errors, 2)):
         os.dup2(there.number, here)
         os.close(there.number)
