@@ -20,7 +20,7 @@ from fuzzer.backends.session import Answer
 from fuzzer.seeds import Seed, Tolerance
 from fuzzer.verify.compare import compare
 from fuzzer.verify.corruptions import corruptions, self_test
-from fuzzer.verify.examine import Bench, Examined, examine, large_gaps, passed, verdict_of
+from fuzzer.verify.examine import Bench, Examined, ask_oracle, examine, large_gaps, passed, verdict_of
 from fuzzer.verify.judge import OracleAnswer
 from fuzzer.verify.noise import noise_floor
 from fuzzer.verify.screen import FloorScreen, Nearness, nearness
@@ -180,21 +180,30 @@ def test_what_is_equal_asks_nobody() -> None:
     assert table.requests == 0
 
 
+def knowing(table: Table, inputs: int) -> FloorScreen:
+    """A screen that may pass after so many judged inputs, and has had them."""
+    screen = FloorScreen(least=inputs)
+    for draw in range(inputs):
+        table.examine(normal(8, 32, seed=draw), screen=screen, always_judge=True)
+    return screen
+
+
 def test_the_screen_spares_the_judge_once_it_knows_the_floor() -> None:
-    table, screen = Table(straight, reverse), FloorScreen()
-    first = table.examine(screen=screen).verdict
-    assert (first.outcome, first.judged, table.requests) == (Outcome.PASS, True, 1)
-    second = table.examine(screen=screen).verdict
-    assert (second.outcome, second.judged, table.requests) == (Outcome.PASS, False, 1)
-    third = table.examine(screen=screen, always_judge=True).verdict
-    assert (third.outcome, third.judged, table.requests) == (Outcome.PASS, True, 2)
+    table, screen = Table(straight, reverse), FloorScreen(least=2)
+    for asked in (1, 2):
+        found = table.examine(screen=screen).verdict
+        assert (found.outcome, found.judged, table.requests) == (Outcome.PASS, True, asked)
+    spared = table.examine(screen=screen).verdict
+    assert (spared.outcome, spared.judged, table.requests) == (Outcome.PASS, False, 2)
+    anyway = table.examine(screen=screen, always_judge=True).verdict
+    assert (anyway.outcome, anyway.judged, table.requests) == (Outcome.PASS, True, 3)
 
 
 @given(places=st.integers(1, 4000), index=st.integers(0, 7))
 @settings(deadline=None, max_examples=40)
 def test_the_screen_is_stricter_than_the_judge(places: int, index: int) -> None:
     """Whatever stands when it is judged must not pass the screen that has learnt from the same input."""
-    table, screen = Table(straight, reverse), FloorScreen()
+    table, screen = Table(straight, reverse), FloorScreen(least=1)
     table.examine(screen=screen)
     reference = table.reference.run(named([X]), rng_seed=RNG_SEED)
     assert reference.leaves is not None
@@ -206,29 +215,85 @@ def test_the_screen_is_stricter_than_the_judge(places: int, index: int) -> None:
     assert screened.outcome is judged.outcome
 
 
-def test_the_screen_keeps_the_smallest_floor_of_each_shape() -> None:
-    screen, ones = FloorScreen(threshold=4.0), {"$": torch.ones(2)}
-    screen.learn({"$": torch.tensor([1.0, 2.0]).double()}, ones)
-    screen.learn({"$": torch.tensor([3.0, 1.0]).double()}, ones)
-    screen.learn({"$": torch.tensor([9.0]).double()}, {"$": torch.ones(1)})
-    allowed = screen.allowance("$", torch.ones(2))
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_noise_of_answers_of_any_size_passes_and_one_element_a_little_off_is_judged(scale: float) -> None:
+    """What a sum of another order does on inputs never seen, and a fault of 6 floors or of 1e-4 of the spread."""
+
+    def linear(x: Tensor) -> Tensor:
+        return x.sum(-1)
+
+    def backwards(x: Tensor) -> Tensor:
+        return x.flip(-1).sum(-1)
+
+    table = Table(linear, backwards)
+    screen = knowing(table, 12)
+    x = normal(8, 32, seed=77, scale=scale)
+    asked = table.requests
+    assert table.examine(x, screen=screen).verdict.outcome is Outcome.PASS
+    assert table.requests == asked, "plain noise asks nobody"
+    assert table.oracle is not None
+    measured = ask_oracle(table.oracle, named([x]), rng_seed=RNG_SEED)  # type: ignore[arg-type]
+    floor = noise_floor("$", measured)
+    reference = table.reference.run(named([x]), rng_seed=RNG_SEED)
+    assert floor is not None
+    assert reference.leaves is not None
+    answer = reference.leaves["$"]
+    assert isinstance(answer, Tensor)
+    for index in range(8):
+        step = float(torch.nextafter(answer[index].abs(), torch.tensor(math.inf)) - answer[index].abs())
+        for size in (6 * (float(floor[index]) + step), 1e-4 * float(answer.std())):
+            wrong = answer.clone()
+            wrong[index] += size
+            sides = (reference, Answer({"$": wrong}))
+            assert passed(table.seed, *sides, vacuity=None, screen=screen) is None, (index, size)
+
+
+# Scales by hand. Of the sizes [1, 2, 4, 8] the median (the lower of two) is 2 and the lower quartile 1, so that what is
+# typical is min(2 / 4, 1) = 1/2.
+
+
+def test_the_screen_keeps_the_smallest_share_of_any_element_and_input_for_all_shapes() -> None:
+    screen = FloorScreen(threshold=5.0, least=2)
+    values = torch.tensor([1.0, -2.0, 4.0, 8.0])  # beside 9/16, 10/16, 12/16 and 1
+    steps = torch.tensor([2.0**-23, 2.0**-22, 2.0**-21, 2.0**-20]).double()
+    screen.learn({"$": torch.tensor([9.0, 10.0, 6.0, 16.0]).double() - steps}, {"$": values})  # shares 16, 16, 8, 16
+    assert screen.allowance("$", values) is None, "one input is not enough to know the smallest"
+    screen.learn({"$": torch.tensor([9.0, 10.0, 12.0, 2.0]).double() - steps}, {"$": values})  # 16, 16, 16, 2
+    allowed = screen.allowance("$", torch.tensor([[16.0], [0.0]]))  # typical is 16 / 4
     assert allowed is not None
-    assert allowed.tolist() == [2.0, 2.0]
-    assert screen.allowance("$", torch.zeros(3)) is None
-    assert screen.allowance("other", torch.zeros(2)) is None
+    assert allowed.flatten().tolist() == pytest.approx([4 * 2 * (4 + 1), 4 * 2 * 4], rel=1e-12)
+    assert screen.allowance("other", values) is None
+
+
+def test_the_screen_measures_by_the_small_half_of_a_leaf_whose_other_half_is_huge() -> None:
+    screen = FloorScreen(threshold=5.0, least=1)
+    screen.learn({"$": torch.full((4,), 0.5).double()}, {"$": torch.ones(4)})
+    even, uneven = (screen.allowance("$", torch.tensor(values)) for values in ([1.0] * 4, [1.0, 1.0, 1e30, 1e30]))
+    assert even is not None
+    assert uneven is not None
+    assert uneven[0] == even[0]
 
 
 def test_the_screen_allows_a_small_answer_no_more_of_itself_than_a_large_one() -> None:
     """A target that loses all of 1e-7 is not within the noise of answers near 1."""
-    screen = FloorScreen(threshold=4.0)
-    screen.learn({"$": torch.tensor([2.0**-22]).double()}, {"$": torch.tensor([1.0])})
-    small, large, nothing = (screen.allowance("$", torch.tensor([value])) for value in (2.0**-23, 1024.0, math.inf))
-    assert small is not None
-    assert small.item() == 2.0**-44
-    assert large is not None
-    assert large.item() == 2.0**-21
-    assert nothing is not None
-    assert nothing.item() == 0.0
+    screen = FloorScreen(threshold=5.0, least=1)
+    screen.learn({"$": torch.tensor([2.0**-22 - 2.0**-23]).double()}, {"$": torch.tensor([1.0])})
+    for value in (2.0**-23, 1.0, 1024.0):
+        allowed = screen.allowance("$", torch.tensor([value]))
+        assert allowed is not None
+        assert allowed.item() == pytest.approx(4 * 2.0**-22 * value, rel=1e-12)
+
+
+def test_the_screen_knows_nothing_beside_nan_and_infinities_or_zeros_alone() -> None:
+    screen = FloorScreen(threshold=5.0, least=1)
+    screen.learn({"$": torch.ones(3).double()}, {"$": torch.tensor([math.nan, math.inf, 0.0])})
+    assert screen.allowance("$", torch.ones(3)) is None, "an answer without a size teaches nothing"
+    screen.learn({"$": torch.tensor([0.0, 0.0, 5.0]).double()}, {"$": torch.tensor([math.nan, math.inf, 16.0])})
+    allowed = screen.allowance("$", torch.tensor([math.nan, math.inf, 16.0]))
+    assert allowed is not None
+    assert allowed.isnan().tolist() == [True, True, False]
+    assert allowed[2].item() == pytest.approx(4 * 5.0, rel=1e-6)
+    assert screen.allowance("$", torch.zeros(3)) is None
 
 
 # The oracle.
@@ -254,7 +319,7 @@ def test_the_quick_look_lets_pass_only_what_the_comparison_calls_equal(
     finite = dtype.is_floating_point or all(math.isfinite(x) and abs(x) < 9 for pair in pairs for x in pair)
     sides = [[pair[i] if finite else 1.0 + i for pair in pairs] for i in (0, 1)]
     r, t = ({"$": torch.tensor(side, dtype=torch.float64).to(dtype)} for side in sides)
-    screen = FloorScreen()
+    screen = FloorScreen(least=1)
     if floor is not None:
         screen.learn({"$": torch.full((len(pairs),), floor, dtype=torch.float64)}, {"$": torch.ones(len(pairs))})
     near = nearness(r, t, tolerance=tolerance, signed_zero=signed_zero, screen=screen)
@@ -266,7 +331,7 @@ def test_the_quick_look_lets_pass_only_what_the_comparison_calls_equal(
 
 
 def test_what_passes_at_a_look_is_what_a_whole_examination_passes() -> None:
-    table, screen = Table(straight, reverse), FloorScreen()
+    table, screen = Table(straight, reverse), FloorScreen(least=1)
     sides = [table.reference.run({"a": X}, rng_seed=RNG_SEED), table.target.run({"a": X}, rng_seed=RNG_SEED)]
     assert passed(table.seed, *sides, vacuity=None, screen=screen) is None, "no floor is known yet"
     table.examine(X, screen=screen)

@@ -1,9 +1,11 @@
 """The screen: which elements are so close that judging them would be a waste.
 
-It remembers, element by element, the smallest noise floor that the judge has measured for this seed, in itself and as
-a share of the leaf's largest element, and lets half the judge's threshold of the smaller pass: what is nothing beside
-1 may be all of an answer of 1e-7. Inputs whose floor is smaller than any before can slip through by at most that much,
-which is why a sample of what passes is judged too.
+Noise has a least size beside what an answer shows of its own: its typical magnitude and that of the element itself. The
+screen remembers the smallest share of these that the judge has measured for a leaf, on any input and at any element,
+and lets four fifths of the judge's threshold of it pass. As the judge's floor of an element is at least the median of
+its leaf, one number a leaf is enough, and it holds for all shapes. It takes many inputs to know a smallest share, so
+that nothing but equality passes before. An input with less noise than any before can slip through by as much as it has
+less, which is why a sample of what passes is judged too.
 """
 
 from __future__ import annotations
@@ -19,39 +21,46 @@ from torch import Tensor
 from fuzzer.seeds import Tolerance
 from fuzzer.tensors import same_bits
 from fuzzer.trees import Leaf, Leaves
-from fuzzer.verify.compare import LARGE_GAP, Screen
+from fuzzer.verify.compare import LARGE_GAP, Screen, as_real
 from fuzzer.verify.judge import THRESHOLD
+from fuzzer.verify.ulp import ulp
 
-_Key = tuple[str, tuple[int, ...]]
+#: Judged inputs that a leaf's smallest noise is known from: with half as many, eighty times as many small faults slip
+#: through (docs/verdict.md).
+LEAST_JUDGED = 64
+#: Of the judge's threshold: what is left covers the inputs whose noise is less than any before.
+MARGIN = 0.8
 
 
 class FloorScreen:
-    """Smallest noise floors seen, by leaf and shape; float64. Before the first, nothing is allowed but equality."""
+    """Smallest noise seen of each leaf, as a share of `_scale`. Until `least` inputs were judged nothing is allowed."""
 
-    def __init__(self, threshold: float = THRESHOLD) -> None:
-        self._threshold = threshold
-        self._floors: dict[_Key, Tensor] = {}
-        self._shares: dict[_Key, Tensor] = {}
+    def __init__(self, threshold: float = THRESHOLD, least: int = LEAST_JUDGED) -> None:
+        self._allowed = MARGIN * threshold
+        self._least = least
+        self._judged: dict[str, int] = {}
+        self._shares: dict[str, float] = {}
 
     def allowance(self, path: str, reference: Tensor) -> Tensor | None:
-        """How far each element may be off, float64, or None where nothing is known."""
-        key = (path, tuple(reference.shape))
-        floor = self._floors.get(key)
-        if floor is None:
+        """How far each element may be off, float64, or None where too little is known."""
+        if self._judged.get(path, 0) < self._least:
             return None
-        if key in self._shares:
-            floor = torch.minimum(floor, self._shares[key] * _largest(reference))
-        return floor * (self._threshold / 2)
+        scale = _scale(reference)
+        return None if scale is None else scale * (self._allowed * self._shares[path])
 
     def learn(self, floors: Mapping[str, Tensor], reference: Leaves) -> None:
         """Take in the floors that were measured on the input to which the reference gave these leaves."""
         for path, floor in floors.items():
-            key = (path, tuple(floor.shape))
-            self._floors[key] = _smaller(self._floors.get(key), floor)
             leaf = reference.get(path)
-            largest = _largest(leaf) if isinstance(leaf, Tensor) else 0.0
-            if largest > 0.0:  # zeros have no share
-                self._shares[key] = _smaller(self._shares.get(key), floor / largest)
+            values = as_real(leaf) if isinstance(leaf, Tensor) else None
+            scale = None if values is None else _scale(values)
+            if values is None or scale is None or values.shape != floor.shape:
+                continue
+            known = torch.isfinite(scale)
+            step = ulp(values.to(torch.float64).nan_to_num(0, 0, 0), values.dtype)
+            share = float(((floor + step) / scale)[known].min())
+            self._judged[path] = self._judged.get(path, 0) + 1
+            self._shares[path] = min(self._shares.get(path, math.inf), share)
 
 
 class Nearness(IntEnum):
@@ -99,12 +108,17 @@ def _of_leaf(path: str, r: Leaf, t: Leaf, tolerance: Tolerance | None, screen: S
     return Nearness.WITHIN if bool((gap <= allowed).all()) else Nearness.BEYOND
 
 
-def _smaller(known: Tensor | None, floor: Tensor) -> Tensor:
-    return floor if known is None else torch.minimum(known, floor)
+def _scale(values: Tensor) -> Tensor | None:
+    """What noise is measured by: a typical magnitude of the leaf and a sixteenth of the element's own; float64.
 
-
-def _largest(leaf: Tensor) -> float:
-    """The largest finite magnitude, 0 where there is none."""
-    sizes = leaf.detach().abs().to("cpu", torch.float64).numpy()
-    sizes = sizes[np.isfinite(sizes)]
-    return float(sizes.max()) if sizes.size else 0.0
+    Typical is a quarter of the median or, where less, the lower quartile: of a leaf whose one half is huge the noise of
+    the other half is the floor. Zeros do not count. NaN beside NaN and infinities; None where nothing else is left.
+    """
+    sizes = values.detach().abs().to("cpu", torch.float64).numpy()
+    counted = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if not counted.size:
+        return None
+    quartile, median = (counted.size - 1) // 4, (counted.size - 1) // 2
+    ordered = np.partition(counted, (quartile, median))
+    typical = min(float(ordered[median]) / 4, float(ordered[quartile]))
+    return torch.from_numpy(np.where(np.isfinite(sizes), typical + sizes / 16, np.nan))
