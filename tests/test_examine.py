@@ -259,19 +259,19 @@ def test_the_screen_keeps_the_smallest_share_of_any_element_and_input_for_all_sh
     screen.learn({"$": torch.tensor([9.0, 10.0, 6.0, 16.0]).double() - steps}, {"$": values})  # shares 16, 16, 8, 16
     assert screen.allowance("$", values) is None, "one input is not enough to know the smallest"
     screen.learn({"$": torch.tensor([9.0, 10.0, 12.0, 2.0]).double() - steps}, {"$": values})  # 16, 16, 16, 2
+    screen.learn({"$": torch.tensor([9.0, 10.0, 12.0, 16.0]).double() - steps}, {"$": values})  # all 16
     allowed = screen.allowance("$", torch.tensor([[16.0], [0.0]]))  # typical is 16 / 4
     assert allowed is not None
     assert allowed.flatten().tolist() == pytest.approx([4 * 2 * (4 + 1), 4 * 2 * 4], rel=1e-12)
     assert screen.allowance("other", values) is None
 
 
-def test_the_screen_measures_by_the_small_half_of_a_leaf_whose_other_half_is_huge() -> None:
+def test_the_screen_measures_by_the_small_part_of_a_leaf_most_of_which_is_huge() -> None:
     screen = FloorScreen(threshold=5.0, least=1)
-    screen.learn({"$": torch.full((4,), 0.5).double()}, {"$": torch.ones(4)})
-    even, uneven = (screen.allowance("$", torch.tensor(values)) for values in ([1.0] * 4, [1.0, 1.0, 1e30, 1e30]))
-    assert even is not None
-    assert uneven is not None
-    assert uneven[0] == even[0]
+    screen.learn({"$": torch.full((4,), 5 / 16).double()}, {"$": torch.ones(4)})  # beside 1/4 + 1/16
+    allowed = screen.allowance("$", torch.tensor([1.0, 1e30, 1e30, 1e30]))
+    assert allowed is not None
+    assert allowed[0].item() == pytest.approx(4 * (1 + 1 / 16), rel=1e-6)
 
 
 def test_the_screen_allows_a_small_answer_no_more_of_itself_than_a_large_one() -> None:
