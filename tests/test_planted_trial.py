@@ -23,12 +23,13 @@ from benchmarks.planted.scout import POSSIBLE, Scout, quick_sample
 from benchmarks.planted.study import Scale, read, run
 from benchmarks.planted.trial import Trial, fault_named, run_trial, seed_named, where_for
 from fuzzer.backends.process import Ending
-from fuzzer.backends.session import Session, State
+from fuzzer.backends.session import Forward, Session, State
 from fuzzer.campaign.stream import uniform_recipe
 from fuzzer.errors import InputError
 from fuzzer.inputs import base_sample
 from fuzzer.mutate.havoc import apply_recipe
 from fuzzer.seeds.schema import InputSpec
+from fuzzer.tensors import encode
 
 
 def tried(name: str, arm: str = "full", budget: int = 300, follow: float = 0.0) -> Trial:
@@ -166,7 +167,11 @@ def test_a_forked_worker_answers_dies_of_its_signal_and_can_be_ended(monkeypatch
     assert session.prepare() is State.READY
     assert session.pid != os.getpid()
     assert session.run({"x": torch.ones(4)}).leaves is not None
-    death = session.run({"x": -torch.ones(4)}).death
+    session.begin_all([Forward(encode({"x": sign * torch.ones(4)})) for sign in (1, -1, 1)])
+    before, died, after = session.finish_all(3)
+    assert (before, after) == (None, None), "it has left word which one it died of"
+    assert died is not None
+    death = died.death
     assert death is not None
     assert (death.kind, death.signal) == (Ending.CRASH, signal.SIGSEGV)
     assert "forkserver" in death.stderr  # its traceback, down to where it was forked
