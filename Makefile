@@ -24,12 +24,15 @@ real-weights: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/xbfuzz run $(FAST_SEEDS) --budget 2m; code=$$?; test $$code -le 1
 
-# The report in docs/, with its picture, from a campaign on the same seeds; Chromium takes the picture.
+# The report in docs/, with its picture, from a campaign on the same seeds, whose crashes are then diagnosed (exit 1: no
+# rerun proves this one's label); Chromium takes the picture.
 EXAMPLE := build/example
 EXAMPLE_BUDGET ?= 3m
 example-report: $(INSTALLED)
 	rm -rf $(EXAMPLE)
 	$(BIN)/xbfuzz run $(FAST_SEEDS) --budget $(EXAMPLE_BUDGET) --out $(EXAMPLE); code=$$?; test $$code -le 1
+	for id in $$(cd $(EXAMPLE)/crashes && ls -d */); do \
+		$(BIN)/xbfuzz diagnose $${id%/} --crashes $(EXAMPLE)/crashes --budget 45s; test $$? -le 1 || exit 1; done
 	$(BIN)/xbfuzz triage --crashes $(EXAMPLE)/crashes --html docs/example-report.html
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1120,1390 \
 		--screenshot=docs/example-report.png file://$(CURDIR)/docs/example-report.html
