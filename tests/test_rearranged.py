@@ -19,7 +19,7 @@ LABELS = torch.tensor([1, 2, 0, 1, 2, 0])
 
 
 def kept(*which: int) -> Leaves:
-    at = torch.tensor(which)
+    at = torch.tensor(which, dtype=torch.int64)
     return {".boxes": CORNERS[at], ".scores": SCORES[at], ".labels": LABELS[at]}
 
 
@@ -88,6 +88,13 @@ def test_what_nobody_has_seen_may_come_in_at_the_cut_of_the_list_and_nowhere_els
     assert excused(kept(0, 3, 4, 5), third)  # two are gone, and the sixth box comes in, which no run shows
     assert not excused(kept(0, 3, 5), third)  # a list that is shorter is not cut
     assert not excused(changed(kept(0, 3, 4, 5), ".scores", 0.65, 3), third)  # a stranger with a score too good
+
+
+def test_a_run_that_keeps_no_box_at_all_tells_nothing() -> None:
+    nothing = kept()
+    assert excused(WITHOUT_SECOND, nothing, WITHOUT_SECOND)
+    assert not excused(changed(WITHOUT_SECOND, ".scores", 0.69, 1), nothing)
+    assert not excused(nothing, nothing)
 
 
 def test_one_box_twice_is_not_two_boxes() -> None:

@@ -61,26 +61,26 @@ def rows_move(t: Tensor, p: Tensor, runs: Sequence[Tensor], over: Tensor, near: 
     their number does. Half of the places are enough where the plain rows of the others stand at another of these places
     in some run: one row that wanders among fifty alike need not reach each place in 32 runs.
     """
-    rows = over.reshape(len(over), -1).any(1) | ((_flat(t) - _flat(p)).abs().amax(1) > near)
+    rows = over.reshape(len(over), -1).any(1) | ((flat_rows(t) - flat_rows(p)).abs().amax(1) > near)
     here = torch.zeros(int(rows.sum()), dtype=torch.bool)
     moves, wanders = torch.zeros_like(here), torch.zeros_like(here)
     for run in (p, *runs):
         if run.dim() != t.dim() or run.shape[1:] != t.shape[1:]:
             continue
-        apart = torch.cdist(_flat(t[rows]), _flat(run), p=torch.inf)
+        apart = torch.cdist(flat_rows(t[rows]), flat_rows(run), p=torch.inf)
         here |= (apart <= near[rows, None]).any(1)
         if run.shape != p.shape:
             moves |= True
         elif len(run) == len(rows):
-            moves |= _flat(run[rows] - p[rows]).abs().amax(1) > near[rows]
+            moves |= flat_rows(run[rows] - p[rows]).abs().amax(1) > near[rows]
             wanders |= _elsewhere(p[rows], run[rows], near[rows])
     return bool((here & (moves | wanders)).all()) and float(moves.double().mean()) >= FLIPPING_SHARE
 
 
 def _elsewhere(p: Tensor, run: Tensor, near: Tensor) -> Tensor:
     """For each row of `p`, whether the run has it at a place where `p` has another one."""
-    there = torch.cdist(_flat(p), _flat(run), p=torch.inf) <= near[:, None]
-    other = torch.cdist(_flat(p), _flat(p), p=torch.inf) > near[:, None]
+    there = torch.cdist(flat_rows(p), flat_rows(run), p=torch.inf) <= near[:, None]
+    other = torch.cdist(flat_rows(p), flat_rows(p), p=torch.inf) > near[:, None]
     return (there & other).any(1)
 
 
@@ -105,6 +105,7 @@ def _steps(runs: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(runs)).sort(0).values.diff(dim=0)
 
 
-def _flat(value: Tensor) -> Tensor:
+def flat_rows(value: Tensor) -> Tensor:
     """One row of numbers for each row; NaN and infinities are alike among themselves and far from all else."""
-    return value.reshape(len(value), -1).nan_to_num(1e200, 2e200, -2e200)
+    rows = value.flatten(1) if value.dim() > 1 else value[:, None]  # `reshape` cannot where there are no rows
+    return rows.nan_to_num(1e200, 2e200, -2e200)

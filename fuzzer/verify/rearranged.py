@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fuzzer.trees import Leaves
+from fuzzer.verify.flips import flat_rows
 from fuzzer.verify.noise import MOST_ROWS, OracleAnswer, is_float
 from fuzzer.verify.verdict import Blame, Difference, Kind
 
@@ -109,8 +110,7 @@ def _entries(paths: Sequence[str], leaves: Leaves) -> list[Tensor] | None:
         leaf = leaves.get(path)
         if not isinstance(leaf, Tensor) or leaf.is_complex() or leaf.dim() not in (1, 2) or len(leaf) > MOST_ROWS:
             return None
-        rows = leaf.detach().to("cpu", torch.float64).reshape(len(leaf), -1)
-        found.append(rows.nan_to_num(1e200, 2e200, -2e200))
+        found.append(flat_rows(leaf.detach().to("cpu", torch.float64)))
     return found if found and len({len(rows) for rows in found}) == 1 else None
 
 
